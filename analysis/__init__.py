@@ -1,0 +1,1 @@
+"""Figures, tables and statistics from outputs/ alone; nothing in this package imports torch or runs a model."""

@@ -1,0 +1,1 @@
+"""Layer-level views of models; `base.Decoder` is the contract."""

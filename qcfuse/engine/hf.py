@@ -1,0 +1,278 @@
+"""The reference engine: fusion on a transformers model, float32 on CPU, bfloat16 on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qcfuse.anchors.base import AnchorRule
+from qcfuse.data.base import check_fits
+from qcfuse.decoder.hf import HFDecoder
+from qcfuse.engine.base import Arm, Engine, Quality, Reference, Timing
+from qcfuse.engine.decode import extend, greedy
+from qcfuse.engine.planned_bytes import no_bytes, planned_bytes
+from qcfuse.fusion.cache import KVCache
+from qcfuse.fusion.fuse import Fusion, full_prefill
+from qcfuse.fusion.layout import Layout
+from qcfuse.fusion.probe import ProbeResult, ProbeSpec
+from qcfuse.fusion.prepare import prepare_chunk, prepare_prefix
+from qcfuse.fusion.source import MemorySource
+from qcfuse.fusion.timeline import Timeline
+from qcfuse.metrics.fidelity import agreement, kl_divergence
+from qcfuse.models import LoadedModel, load
+from qcfuse.models.spec import ModelSpec
+from qcfuse.selectors.base import ProbeSelector, Selector
+from qcfuse.store.config import StoreConfig
+from qcfuse.store.geometry import KVGeometry
+from qcfuse.types import ChunkCache, PrefixCache, Request, Selection, budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class HFEngineConfig:
+    """device: auto takes CUDA where there is one. num_threads: CPU threads, None for torch's own choice.
+
+    decode_batch: arms that are fused and decoded together in the quality pass (memory grows with it).
+    num_answer_tokens: how much of full prefill's answer fidelity is averaged over.
+    """
+
+    device: str
+    num_threads: int | None
+    decode_batch: int
+    num_answer_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_threads", "decode_batch", "num_answer_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"engine.{name}={value} must be at least 1")
+
+    def build(self, spec: ModelSpec, anchors: AnchorRule, storage: StoreConfig) -> HFEngine:
+        """Loads the model; raises ValueError (ModelUnavailable where its files cannot be had)."""
+        device = self.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+        return HFEngine(load(spec, device), anchors, storage, self)
+
+
+class HFEngine(Engine):
+    """One model, one anchor rule, one store; the caches of the latest request stay at hand."""
+
+    name = "hf"
+
+    def __init__(self, loaded: LoadedModel, anchors: AnchorRule, storage: StoreConfig, config: HFEngineConfig) -> None:
+        self.loaded, self.anchors, self.config = loaded, anchors, config
+        self.decoder = HFDecoder(loaded.model)
+        self.tokenizer = loaded.tokenizer
+        self.critical = loaded.spec.critical_layers.named()
+        decoder = self.decoder
+        self.geometry = KVGeometry.of(
+            num_layers=decoder.num_layers,
+            num_kv_heads=decoder.num_kv_heads,
+            head_dim=decoder.head_dim,
+            dtype=decoder.dtype,
+            head_groups=storage.head_groups,
+        )
+        self.store = storage.open(model_key=loaded.fingerprint, anchor_key=anchors.key, geometry=self.geometry)
+        self._opened: tuple[str, PrefixCache, list[ChunkCache]] | None = None
+        self._pool: KVCache | None = None
+
+    def check(self, request: Request) -> None:
+        check_fits(request, self.loaded.max_context)
+
+    def check_selector(self, selector: Selector) -> None:
+        selector.probe_spec(self.decoder.num_layers, self.critical)
+
+    @property
+    def reference_key(self) -> str:
+        return f"{self.loaded.fingerprint}-{self.config.num_answer_tokens}"
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    @torch.inference_mode()
+    def prepare(self, request: Request) -> int:
+        made = 0
+        if request.num_prefix_tokens and not self.store.contains_prefix(request.prefix_ids):
+            self.store.put_prefix(request.prefix_ids, prepare_prefix(self.decoder, request.prefix_ids))
+            made += 1
+        for ids in dict.fromkeys(request.chunk_ids):
+            if not self.store.contains(ids):
+                self.store.put(ids, prepare_chunk(self.decoder, ids, self.anchors, self.encode))
+                made += 1
+        return made
+
+    @torch.inference_mode()
+    def reference(self, request: Request) -> Reference:
+        layout = Layout(request, self.decoder.device)
+        count = min(self.config.num_answer_tokens, request.max_new_tokens)
+        k, v, caches = self._batch(1, layout.num_tokens + count)
+        logits = full_prefill(self.decoder, layout, caches[0], Timeline())
+        outputs, steps = greedy(self.decoder, logits, k, v, layout.num_tokens, count, self.loaded.stop_ids)
+        steps = torch.cat(steps)
+        return Reference(answer_ids=steps.argmax(-1), logits=steps)
+
+    @torch.inference_mode()
+    def judge(self, request: Request, arms: Sequence[Arm], reference: Reference) -> list[Quality]:
+        base = self._fusion(request, KVCache.empty(self.decoder, request.num_tokens), Timeline())
+        base.stitch()
+        probes: dict[ProbeSpec | None, ProbeResult | None] = {}
+        selections = []
+        for arm in arms:
+            spec = base.spec(arm.selector)
+            if spec not in probes:
+                probes[spec] = base.probe(spec)
+            selections.append(base.select(arm.selector, arm.rho, arm.seed, probes[spec]))
+        judged: list[Quality] = []
+        for start in range(0, len(arms), self.config.decode_batch):
+            part = slice(start, start + self.config.decode_batch)
+            judged += self._judge_batch(base, arms[part], selections[part], reference)
+        return judged
+
+    @torch.inference_mode()
+    def layer_importance(self, request: Request, selector: ProbeSelector) -> np.ndarray:
+        everything = replace(selector, layers="all")
+        fusion = self._fusion(request, KVCache.empty(self.decoder, request.num_tokens), Timeline())
+        return fusion.probe(fusion.spec(everything)).importance.cpu().numpy()
+
+    @torch.inference_mode()
+    def time(self, request: Request, arm: Arm, *, decode: bool) -> Timing:
+        num_rows = request.num_tokens + request.max_new_tokens
+        if self._pool is None or self._pool.num_rows < num_rows:
+            self._pool = KVCache.empty(self.decoder, num_rows)
+        cache = KVCache(k=self._pool.k, v=self._pool.v)
+        if arm.selector.fixed_rho == 1.0:
+            return self._time_full_prefill(request, cache, decode)
+        self._caches(request)
+        timeline = self._timeline()
+        timeline.to("engine")
+        fusion = self._fusion(request, cache, timeline)
+        spec = fusion.spec(arm.selector)
+        selection = fusion.select(arm.selector, arm.rho, arm.seed, fusion.probe(spec))
+        logits = fusion.recompute(selection.selected)
+        logits.argmax(-1).item()
+        ttft_s = timeline.finish()
+        return Timing(
+            ttft_s=ttft_s,
+            decode_s=self._time_decode(request, logits, cache) if decode else None,
+            stages_s=timeline.stages_s(),
+            bytes=planned_bytes(self.geometry, fusion.source, spec, selection.selected.cpu().numpy()),
+            trace=timeline.chrome_trace(ttft_s=ttft_s),
+        )
+
+    def _judge_batch(
+        self, base: Fusion, arms: Sequence[Arm], selections: Sequence[Selection], reference: Reference
+    ) -> list[Quality]:
+        request, num_tokens = base.layout.request, base.layout.num_tokens
+        k, v, caches = self._batch(len(arms), num_tokens + request.max_new_tokens)
+        first = []
+        for arm, selection, cache in zip(arms, selections, caches, strict=True):
+            if arm.selector.fixed_rho == 1.0:
+                first.append(self._engine_prefill(request, cache))
+                continue
+            cache.copy_from(base.cache, num_tokens)
+            first.append(self._fusion(request, cache, Timeline()).recompute(selection.selected))
+        first = torch.cat(first)
+        forced = self._forced(reference, first, k, v, num_tokens)
+        outputs, _ = greedy(self.decoder, first, k, v, num_tokens, request.max_new_tokens, self.loaded.stop_ids)
+        return [
+            _quality(selection, ids, logits, reference, base.layout)
+            for selection, ids, logits in zip(selections, outputs, forced, strict=True)
+        ]
+
+    def _forced(self, reference: Reference, first: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+        """Logits [C, A, vocab] along the reference answer; the rows written to the caches are scratch."""
+        if reference.answer_ids.shape[0] == 1:
+            return first[:, None]
+        ids = reference.answer_ids[:-1].to(first.device).expand(first.shape[0], -1)
+        return torch.cat([first[:, None], extend(self.decoder, ids, k, v, start)], 1)
+
+    def _time_full_prefill(self, request: Request, cache: KVCache, decode: bool) -> Timing:
+        """Both full-prefill arms, one after the other; the faster one's stages stand for the method."""
+        timings = {}
+        for arm in ("engine", "loop"):
+            timeline = self._timeline()
+            timeline.to("engine")
+            if arm == "engine":
+                logits = self._engine_prefill(request)
+            else:
+                logits = full_prefill(self.decoder, Layout(request, self.decoder.device), cache, timeline)
+            logits.argmax(-1).item()
+            timings[arm] = (timeline.finish(), timeline)
+        ttft_s, timeline = min(timings.values(), key=lambda timing: timing[0])
+        return Timing(
+            ttft_s=ttft_s,
+            decode_s=self._time_decode(request, logits, cache) if decode else None,
+            stages_s=timeline.stages_s(),
+            bytes=no_bytes(self.geometry, request.num_context_tokens),
+            trace=timeline.chrome_trace(ttft_s=ttft_s),
+            arms={name: {"ttft_s": t, "stages_s": line.stages_s()} for name, (t, line) in timings.items()},
+        )
+
+    def _engine_prefill(self, request: Request, cache: KVCache | None = None) -> Tensor:
+        """transformers' own full prefill, last logits only [1, vocab]; its KV is copied to `cache` where given."""
+        ids = torch.tensor([request.input_ids], device=self.decoder.device)
+        out = self.loaded.model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        if cache is not None:
+            for layer, kept in enumerate(out.past_key_values.layers):
+                cache.write(layer, slice(0, ids.shape[1]), kept.keys[0].transpose(0, 1), kept.values[0].transpose(0, 1))
+        return out.logits[0, -1:].float()
+
+    def _time_decode(self, request: Request, logits: Tensor, cache: KVCache) -> float:
+        timeline = self._timeline()
+        k, v = cache.k[:, None], cache.v[:, None]
+        greedy(self.decoder, logits, k, v, request.num_tokens, request.max_new_tokens, self.loaded.stop_ids)
+        return timeline.finish()
+
+    def _fusion(self, request: Request, cache: KVCache, timeline: Timeline) -> Fusion:
+        layout = Layout(request, self.decoder.device)
+        source = MemorySource(layout, *self._caches(request))
+        return Fusion(
+            decoder=self.decoder, layout=layout, source=source, cache=cache, timeline=timeline, critical=self.critical
+        )
+
+    def _caches(self, request: Request) -> tuple[PrefixCache, list[ChunkCache]]:
+        """Stored caches in memory; what is missing or damaged in the store is computed again."""
+        if self._opened is None or self._opened[0] != request.prompt_sha256:
+            self.prepare(request)
+            prefix = self.store.get_prefix(request.prefix_ids) if request.prefix_ids else None
+            if prefix is None:
+                prefix = prepare_prefix(self.decoder, request.prefix_ids)
+            chunks = {}
+            for ids in dict.fromkeys(request.chunk_ids):
+                chunk = self.store.get(ids)
+                chunks[ids] = chunk or prepare_chunk(self.decoder, ids, self.anchors, self.encode)
+            self._opened = (request.prompt_sha256, prefix, [chunks[ids] for ids in request.chunk_ids])
+        return self._opened[1:]
+
+    def _batch(self, num_caches: int, num_rows: int) -> tuple[Tensor, Tensor, list[KVCache]]:
+        """k, v [L, C, S, Hkv, D] and the caches that are their slices."""
+        shape = (self.decoder.num_layers, num_caches, num_rows, self.decoder.num_kv_heads, self.decoder.head_dim)
+        k = torch.empty(shape, dtype=self.decoder.dtype, device=self.decoder.device)
+        v = torch.empty_like(k)
+        return k, v, [KVCache(k=k[:, i], v=v[:, i]) for i in range(num_caches)]
+
+    def _timeline(self) -> Timeline:
+        return Timeline(torch.cuda.synchronize if self.decoder.device.type == "cuda" else None)
+
+
+def _quality(
+    selection: Selection, output_ids: list[int], logits: Tensor, reference: Reference, layout: Layout
+) -> Quality:
+    full = reference.logits.to(logits.device)
+    kl, agrees = kl_divergence(full, logits), agreement(full, logits)
+    return Quality(
+        output_ids=output_ids,
+        first_logits=logits[0],
+        first_token_kl=float(kl[0]),
+        top1_agrees=bool(agrees[0]),
+        answer_kl=float(kl.mean()),
+        answer_agreement_frac=float(agrees.float().mean()),
+        selection=selection,
+        effective_recompute_frac=selection.selected.shape[0] / layout.num_context,
+    )

@@ -1,0 +1,1 @@
+"""Cache fusion: stitch stored chunk caches, recompute the selected tokens, hand over a fused KV cache."""

@@ -1,0 +1,77 @@
+"""One request through cache fusion: probe, select, recompute. The order of section 4.3's pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qcfuse.decoder.base import Decoder
+from qcfuse.fusion.cache import KVCache
+from qcfuse.fusion.layout import Layout
+from qcfuse.fusion.probe import Probe, ProbeResult, ProbeSpec
+from qcfuse.fusion.recompute import recompute, stored_rows
+from qcfuse.fusion.source import MemorySource
+from qcfuse.fusion.timeline import Timeline
+from qcfuse.selectors.base import Selector
+from qcfuse.types import Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusion:
+    """The fusion of one request over one cache; each step may be called alone (tests, sample-major passes)."""
+
+    decoder: Decoder
+    layout: Layout
+    source: MemorySource
+    cache: KVCache
+    timeline: Timeline
+    critical: Mapping[str, Sequence[int]]
+
+    def spec(self, selector: Selector) -> ProbeSpec | None:
+        return selector.probe_spec(self.decoder.num_layers, self.critical)
+
+    def probe(self, spec: ProbeSpec | None) -> ProbeResult | None:
+        """The probe of a selector that has one; it does not depend on rho."""
+        if spec is None:
+            return None
+        return Probe(self.decoder, self.layout, self.source, self.cache, self.timeline).run(spec)
+
+    def select(self, selector: Selector, rho: float, seed: int, probed: ProbeResult | None) -> Selection:
+        """Exactly floor(rho * N) context tokens: scores summed over the layers (eq. for I(t)), then the top."""
+        self.timeline.to("select")
+        if probed is None:
+            return Selection(selected=selector.pick(self.layout, rho, None, seed))
+        importance = probed.importance.sum(0)
+        return Selection(
+            selected=selector.pick(self.layout, rho, importance, seed),
+            importance=importance,
+            anchors=probed.anchors,
+            layers=probed.layers,
+        )
+
+    def recompute(self, selected: Tensor) -> Tensor:
+        """Fuses the cache in place around the selected tokens and the suffix; first-token logits [1, vocab]."""
+        layout = self.layout
+        keep = torch.ones(layout.num_context, dtype=torch.bool, device=layout.device)
+        keep[selected] = False
+        stored = stored_rows(self.decoder, layout, self.source, keep)
+        rows = torch.cat([selected + layout.num_prefix, layout.suffix_positions])
+        hidden = recompute(self.decoder, layout, self.cache, rows, stored, self.timeline)
+        self.timeline.to("first_token")
+        return self.decoder.logits(hidden)
+
+    def stitch(self) -> None:
+        """Places every stored row of every layer, as direct reuse does."""
+        keep = torch.ones(self.layout.num_context, dtype=torch.bool, device=self.layout.device)
+        for layer, stored in enumerate(stored_rows(self.decoder, self.layout, self.source, keep)):
+            stored.place(layer, self.cache)
+
+
+def full_prefill(decoder: Decoder, layout: Layout, cache: KVCache, timeline: Timeline) -> Tensor:
+    """Full prefill by the fusion loop (rho = 1, nothing loaded): first-token logits [1, vocab]; fills the cache."""
+    hidden = recompute(decoder, layout, cache, layout.positions, None, timeline)
+    timeline.to("first_token")
+    return decoder.logits(hidden)

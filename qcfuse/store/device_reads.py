@@ -1,0 +1,60 @@
+"""From blocks of a plan to the operations of a link: whole pages, neighbours joined, long ones cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qcfuse.store.chunk_file import ChunkHeader
+from qcfuse.store.context import ContextRows
+from qcfuse.store.planner import Step
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeviceReads:
+    """ops: [R, 4] int64: distinct chunk, file offset, bytes, target offset in the layer's buffer."""
+
+    ops: np.ndarray
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.ops[:, 2].sum())
+
+
+def device_reads(
+    step: Step, rows: ContextRows, headers: Sequence[ChunkHeader], *, group: int, page_bytes: int, max_op_bytes: int
+) -> DeviceReads:
+    """The operations of a step, whose runs ascend. page_bytes: 4,096 for direct reads, 1 where any byte can be asked for.
+
+    Chunks start on whole pages of both the file's tensors and the buffer, so source and target share their alignment.
+    """
+    if not len(step.runs):
+        return DeviceReads(ops=np.empty((0, 4), np.int64))
+    part, first, end = step.runs.T
+    chunk = rows.block_chunk[first]
+    row_bytes, per_block = rows.geometry.row_bytes, rows.rows_per_block
+    base = rows.row_base[chunk]
+    start = (first * per_block - base) * row_bytes
+    stop = np.minimum(end * per_block - base, np.asarray(rows.num_tokens)[chunk]) * row_bytes
+    start, stop = start // page_bytes * page_bytes, -(-stop // page_bytes) * page_bytes
+    tensor_start = np.array([[header.offset(p, step.layer, group) for p in (0, 1)] for header in headers])[chunk, part]
+    target_start = (part * rows.num_rows + base) * row_bytes
+    joins = np.zeros(len(start), bool)
+    joins[1:] = (chunk[1:] == chunk[:-1]) & (part[1:] == part[:-1]) & (start[1:] <= stop[:-1])
+    firsts = np.nonzero(~joins)[0]
+    lasts = np.append(firsts[1:], len(start)) - 1
+    ops = np.column_stack([chunk[firsts], tensor_start[firsts] + start[firsts], stop[lasts] - start[firsts],
+                           target_start[firsts] + start[firsts]])
+    return DeviceReads(ops=_cut(ops, max_op_bytes))
+
+
+def _cut(ops: np.ndarray, max_op_bytes: int) -> np.ndarray:
+    pieces = -(-ops[:, 2] // max_op_bytes)
+    cut = np.repeat(ops, pieces, axis=0)
+    nth = np.arange(len(cut)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    cut[:, 1] += nth * max_op_bytes
+    cut[:, 3] += nth * max_op_bytes
+    cut[:, 2] = np.minimum(cut[:, 2] - nth * max_op_bytes, max_op_bytes)
+    return cut

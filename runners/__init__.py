@@ -1,0 +1,1 @@
+"""Loops over cells and samples: prepare, profile, evaluate, bench. They time and record, methods live in qcfuse."""

@@ -1,0 +1,128 @@
+"""The cells of one engine and dataset, evaluated together: a quality pass, a timed pass, the files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from qcfuse import metrics
+from qcfuse.engine.base import Arm, Engine, Quality, Timing
+from qcfuse.types import Record, Request
+from runners.cell import Cell
+from runners.cell_dir import CellDir
+from runners.dump import write_dump
+from runners.references import References
+from runners.summary import summarise, with_faster_arm
+
+
+class Batch:
+    """dirs: the unfinished cells. Every record is on disk before the next sample starts."""
+
+    def __init__(self, engine: Engine, dirs: Sequence[CellDir], requests: Sequence[Request]) -> None:
+        self.engine, self.dirs, self.requests = engine, dirs, requests
+        cell = dirs[0].cell
+        self.label = f"{cell.choices['model']} {cell.choices['dataset']}"
+        self.metric = metrics.get(cell.dataset.metric)
+        self.references = References(Path(cell.output_dir, "references"), engine)
+
+    def judge(self) -> None:
+        """One probe per selector and one decoding batch for all cells that still miss the sample."""
+        bar = tqdm(self.requests, desc=f"quality {self.label} ({len(self.dirs)} cells)", unit="sample")
+        for request in bar:
+            missing = [d for d in self.dirs if request.sample_id not in d.records]
+            if missing:
+                for cell_dir, record in zip(missing, self._judge(request, missing), strict=True):
+                    cell_dir.add_record(record)
+
+    def time(self, num_timed: int | None, decode: bool) -> None:
+        """Request by request, the cells in turn, in an order that rotates with the sample; a warm-up is discarded."""
+        requests = self.requests[:num_timed]
+        if any(request.sample_id not in d.timings for request in requests for d in self.dirs):
+            for cell_dir in {d.cell.choices["selector"]: d for d in self.dirs}.values():
+                self.engine.time(requests[0], arm_of(cell_dir.cell), decode=False)
+        for number, request in enumerate(tqdm(requests, desc=f"time {self.label}", unit="sample")):
+            shift = number % len(self.dirs)
+            for cell_dir in [*self.dirs[shift:], *self.dirs[:shift]]:
+                failed = cell_dir.records[request.sample_id]["error"] is not None
+                if not failed and request.sample_id not in cell_dir.timings:
+                    timing = self.engine.time(request, arm_of(cell_dir.cell), decode=decode)
+                    cell_dir.write_trace(timing.trace)
+                    cell_dir.add_timing(request.sample_id, timing_fields(timing))
+
+    def finish(self) -> None:
+        sample_ids = [request.sample_id for request in self.requests]
+        for cell_dir in self.dirs:
+            cell_dir.timings = with_faster_arm(cell_dir.timings)
+            records = cell_dir.merge(sample_ids)
+            summary = summarise(records, cell_dir.cell.dataset.metric)
+            cell_dir.finish(records, summary)
+            log_cell(cell_dir, records, summary)
+            print(f"done: {cell_dir.path}  {headline(summary)}")
+
+    def _judge(self, request: Request, dirs: Sequence[CellDir]) -> list[Record]:
+        """A failed sample is a record with its error, scored 0, never dropped."""
+        arms = [arm_of(d.cell) for d in dirs]
+        try:
+            judged = self.engine.judge(request, arms, self.references.of(request))
+        except (RuntimeError, ValueError) as error:
+            failed = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return [
+                Record(sample_id=request.sample_id, prompt_sha256=request.prompt_sha256, answers=request.answers,
+                       evidence_cut_by_seam=request.evidence_cut_by_seam, error=failed)
+                for _ in dirs
+            ]  # fmt: skip
+        for cell_dir, quality in zip(dirs, judged, strict=True):
+            if cell_dir.cell.dump:
+                write_dump(cell_dir.path / "dumps", request, quality)
+        return [self._record(request, quality) for quality in judged]
+
+    def _record(self, request: Request, quality: Quality) -> Record:
+        prediction = self.engine.tokenizer.decode(quality.output_ids, skip_special_tokens=True)
+        return Record(
+            sample_id=request.sample_id,
+            prompt_sha256=request.prompt_sha256,
+            prediction=prediction,
+            answers=request.answers,
+            score=self.metric(prediction, request.answers),
+            first_token_kl=quality.first_token_kl,
+            top1_agrees=quality.top1_agrees,
+            answer_kl=quality.answer_kl,
+            answer_agreement_frac=quality.answer_agreement_frac,
+            num_context_tokens=request.num_context_tokens,
+            num_selected=quality.selection.selected.shape[0],
+            effective_recompute_frac=quality.effective_recompute_frac,
+            num_output_tokens=len(quality.output_ids),
+            evidence_cut_by_seam=request.evidence_cut_by_seam,
+        )
+
+
+def arm_of(cell: Cell) -> Arm:
+    return Arm(selector=cell.selector, rho=cell.rho, seed=cell.seed)
+
+
+def timing_fields(timing: Timing) -> dict[str, Any]:
+    fields = {key: value for key, value in asdict(timing).items() if key != "trace"}
+    e2e_s = None if timing.decode_s is None else timing.ttft_s + timing.decode_s
+    return {**fields, "e2e_s": e2e_s}
+
+
+def log_cell(cell_dir: CellDir, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    cell = cell_dir.cell
+    run = cell.logger
+    run.start(cell.name, cell.experiment_name, cell.config)
+    run.log_metrics(summary)
+    run.log_table("records", records)
+    run.finish()
+
+
+def headline(summary: dict[str, Any]) -> str:
+    ttft = summary["ttft_s"]["median"]
+    shown = "not timed" if ttft is None else f"{ttft:.3f} s"
+    return (
+        f"n={summary['n']} failed={summary['n_failed']} {summary['metric']}={summary['score_mean']:.3f} "
+        f"answer_kl={summary['answer_kl_mean']:.4f} ttft={shown}"
+    )

@@ -1,0 +1,107 @@
+"""The files of one cell: what is finished is skipped, what was interrupted resumes by sample id."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from qcfuse.types import Record
+from runners.cell import Cell
+
+
+class CellDir:
+    """records.jsonl grows a line per sample (quality), timings.jsonl one per timed sample; `finish` joins them.
+
+    Making one only looks. Raises ValueError where the directory holds another configuration's results.
+    """
+
+    def __init__(self, cell: Cell, num_samples: int) -> None:
+        self.cell, self.path, self.num_samples = cell, cell.path, num_samples
+        done = None if cell.force else self._read_json("DONE")
+        if not cell.force:
+            self._check_config()
+        self.finished = done is not None and done["num_samples"] >= num_samples
+        self.records: dict[str, dict[str, Any]] = {}
+        self.timings: dict[str, dict[str, Any]] = {}
+
+    def open(self, env: dict[str, Any]) -> None:
+        """Makes the directory ready for more records and reads those it has; force empties it first."""
+        if self.cell.force and self.path.exists():
+            shutil.rmtree(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "DONE").unlink(missing_ok=True)
+        write_atomic(self.path / "config.yaml", yaml.safe_dump(self.cell.config, sort_keys=False))
+        write_atomic(self.path / "env.json", json.dumps({"config_sha256": self.cell.sha256, **env}, indent=2))
+        self.records = {line["sample_id"]: line for line in read_lines(self.path / "records.jsonl")}
+        self.timings = {line["sample_id"]: line for line in read_lines(self.path / "timings.jsonl")}
+
+    def add_record(self, record: Record) -> None:
+        self.records[record.sample_id] = record.to_json()
+        append_line(self.path / "records.jsonl", self.records[record.sample_id])
+
+    def add_timing(self, sample_id: str, timing: dict[str, Any]) -> None:
+        self.timings[sample_id] = {"sample_id": sample_id, **timing}
+        append_line(self.path / "timings.jsonl", self.timings[sample_id])
+
+    def write_trace(self, trace: dict[str, Any]) -> None:
+        write_atomic(self.path / "trace.json", json.dumps(trace))
+
+    def merge(self, sample_ids: Iterable[str]) -> list[dict[str, Any]]:
+        """The records of these samples, in order, with the times of those that were timed."""
+        fields = set(Record.__dataclass_fields__)
+        merged = []
+        for sample_id in sample_ids:
+            timing = {key: value for key, value in self.timings.get(sample_id, {}).items() if key in fields}
+            merged.append({**self.records[sample_id], **timing})
+        return merged
+
+    def finish(self, records: Iterable[dict[str, Any]], metrics: dict[str, Any]) -> None:
+        """Writes the merged records, metrics, and DONE last."""
+        write_atomic(self.path / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+        write_atomic(self.path / "metrics.json", json.dumps(metrics, indent=2))
+        done = {"config_sha256": self.cell.sha256, "num_samples": self.num_samples}
+        write_atomic(self.path / "DONE", json.dumps(done))
+
+    def _check_config(self) -> None:
+        env = self._read_json("env.json")
+        if env is not None and env.get("config_sha256") != self.cell.sha256:
+            raise ValueError(
+                f"{self.path} holds results of another configuration (hash {str(env.get('config_sha256'))[:12]}, this "
+                f"one has {self.cell.sha256[:12]}); give force=true to redo it, or another output_dir"
+            )
+
+    def _read_json(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a jsonl file; what a kill left of its last line is cut off the file."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    lines = data[: data.rfind(b"\n") + 1].decode().splitlines()
+    values = [json.loads(line) for line in lines]
+    write_atomic(path, "".join(line + "\n" for line in lines))
+    return values
+
+
+def append_line(path: Path, value: dict[str, Any]) -> None:
+    """One line, on disk when this returns."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Written beside and renamed, so that a reader sees the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

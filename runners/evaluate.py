@@ -1,0 +1,56 @@
+"""runner=evaluate: quality of every cell sample by sample, then TTFT request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runners import env
+from runners.batch import Batch
+from runners.cell import Cell
+from runners.cell_dir import CellDir
+from runners.dispatch import Engines, grouped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """num_timed: how many of a cell's first samples are timed, None for all. time_decode: time whole answers too."""
+
+    num_timed: int | None
+    time_decode: bool
+
+    def __post_init__(self) -> None:
+        if self.num_timed is not None and self.num_timed < 0:
+            raise ValueError(f"runner.num_timed={self.num_timed} must not be negative (null: all samples)")
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Cells that share an engine run together, those that share a dataset share each sample's work."""
+        engines = Engines()
+        for same_engine in grouped(cells, "model", "engine", "storage", "anchors"):
+            batches = [b for same_data in grouped(same_engine, "dataset", "limit") if (b := _open(same_data, engines))]
+            for batch in batches:
+                batch.judge()
+            for batch in batches:
+                batch.time(self.num_timed, self.time_decode)
+                batch.finish()
+
+
+def _open(cells: Sequence[Cell], engines: Engines) -> Batch | None:
+    """Checks everything before the first sample runs; None where every cell is finished (nothing is loaded then)."""
+    dataset, limit = cells[0].dataset, cells[0].limit
+    dirs = [CellDir(cell, dataset.count(limit)) for cell in cells]
+    for done in [d for d in dirs if d.finished]:
+        print(f"finished, skipped: {done.path} (force=true redoes it)")
+    pending = [d for d in dirs if not d.finished]
+    if not pending:
+        return None
+    engine = engines.of(cells[0])
+    for cell_dir in pending:
+        engine.check_selector(cell_dir.cell.selector)
+    requests = dataset.requests(engine.tokenizer, cells[0].model.template, limit)
+    for request in requests:
+        engine.check(request)
+    description = env.describe()
+    for cell_dir in pending:
+        cell_dir.open(description)
+    return Batch(engine, pending, requests)
