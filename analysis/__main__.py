@@ -10,6 +10,7 @@ from pathlib import Path
 
 from analysis import fidelity, fig10, fig11, tables
 from analysis.cells import Loaded, MissingCells, command_for, load, publish
+from analysis.log import log_figures
 from analysis.summary import holes
 
 FIGURES: dict[str, tuple[Callable[..., list[Path]], str]] = {
@@ -20,8 +21,6 @@ FIGURES: dict[str, tuple[Callable[..., list[Path]], str]] = {
     "demo_fidelity": (fidelity.draw, "demo"),
 }
 """Figure -> what draws it, and the experiment whose cells it reads."""
-OWN_EXPERIMENT = {"fig11": "fig11"}
-"""The experiment of the figure's own name, read instead where it has cells."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,20 +38,24 @@ def draw_figures(args: argparse.Namespace) -> int:
     if unknown := [name for name in args.names if name not in FIGURES]:
         near = get_close_matches(unknown[0], FIGURES, n=1) or list(FIGURES)
         raise ValueError(f"no figure is called {unknown[0]!r}; did you mean {', '.join(near)}?")
-    undrawn = {}
+    drawn: dict[str, tuple[str, Path]] = {}
+    undrawn: dict[str, MissingCells] = {}
     cache: dict[str, Loaded] = {}
     for name in args.names or FIGURES:
         draw, experiment = FIGURES[name]
         try:
-            loaded = _loaded(args, OWN_EXPERIMENT.get(name, experiment), experiment, cache)
+            loaded = cache[experiment] = cache.get(experiment) or load(args.outputs, experiment, args.source)
             paths = draw(loaded, args.outputs, name)
         except MissingCells as missing:
             undrawn[name] = missing
             continue
+        drawn[name] = (experiment, paths[-1])
         print(f"{name}: {paths[-1]} (and .pdf, .csv) from {loaded.source}")
         _report_holes(name, loaded)
     for name, missing in undrawn.items():
         print(f"{name}: not drawn; {missing}")
+    if args.log:
+        log_figures(args.outputs, drawn)
     return 1 if args.names and undrawn else 0
 
 
@@ -78,18 +81,6 @@ def publish_cells(args: argparse.Namespace) -> int:
     return 0
 
 
-def _loaded(args: argparse.Namespace, first: str, second: str, cache: dict[str, Loaded]) -> Loaded:
-    """Records of `first`, or of `second` where `first` has none."""
-    if first != second:
-        try:
-            return _loaded(args, first, first, cache)
-        except MissingCells:
-            pass
-    if second not in cache:
-        cache[second] = load(args.outputs, second, args.source)
-    return cache[second]
-
-
 def _report_holes(name: str, loaded: Loaded) -> None:
     if cells := holes(loaded):
         print(f"{name}: incomplete, {len(cells)} cells missing:", *map(str, cells[:12]), sep="\n  missing  ")
@@ -113,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
 
     figures = reads_either(command("figures", draw_figures, "draw every figure that has data, or those named"))
     figures.add_argument("names", nargs="*", metavar="NAME", help=", ".join(FIGURES))
-    reads_either(command("demo", draw_demo, "draw the demo experiment and print its numbers"))
+    demo = reads_either(command("demo", draw_demo, "draw the demo experiment and print its numbers"))
+    for sub in (figures, demo):
+        sub.add_argument("--log", action="store_true", help="also log the images, as conf/logger/wandb.yaml says")
     table = reads_either(command("table", print_table, "print a markdown table"))
     table.add_argument("experiment")
     table.add_argument("--by-dataset", action="store_true", help="one table a dataset instead of the mean over them")

@@ -82,7 +82,9 @@ def command_for(experiment: str, cells: tuple[Cell, ...] = ()) -> str:
     parts += [f"bandwidth={','.join(bandwidths)}"] if bandwidths else []
     variants = {cell.variant for cell in cells}
     # a path holds long values shortened, marked with ~; those overrides are left to the reader
-    parts += sorted(text for text in variants.pop().split(",") if "~" not in text and text) if len(variants) == 1 else []
+    parts += (
+        sorted(text for text in variants.pop().split(",") if "~" not in text and text) if len(variants) == 1 else []
+    )
     parts += ["-m"] if cells else []
     return " ".join(parts)
 
@@ -165,7 +167,9 @@ def _read_records(path: Path) -> list[dict]:
         try:
             records += [json.loads(line)] if line else []
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}, is not JSON ({error.msg}); redo the cell with force=true") from None
+            raise ValueError(
+                f"{path}, line {number}, is not JSON ({error.msg}); redo the cell with force=true"
+            ) from None
     ids = [record["sample_id"] for record in records]
     if twice := sorted({name for name in ids if ids.count(name) > 1}) if len(set(ids)) < len(ids) else []:
         raise ValueError(f"{path} holds {twice[:3]} more than once; redo the cell with force=true")
@@ -179,5 +183,6 @@ def _check_same_prompts(frame: pd.DataFrame) -> None:
     by_sample = ["engine", "model", "dataset", "variant", "sample_id"]
     prompts = frame.groupby(by_sample)["prompt_sha256"].nunique()
     if (prompts > 1).any():
-        raise ValueError(f"{dict(zip(by_sample, prompts.idxmax(), strict=True))} stands for different prompts in different "
-                         f"cells of {frame['experiment'].iloc[0]}; redo the older cells with force=true")  # fmt: skip
+        sample = dict(zip(by_sample, prompts.idxmax(), strict=True))
+        raise ValueError(f"{sample} stands for different prompts in different cells of {frame['experiment'].iloc[0]}; "
+                         "redo the older cells with force=true")  # fmt: skip

@@ -1,6 +1,6 @@
-"""How near each method stays to full prefill: KL divergence and top-1 agreement along full prefill's answer, against rho.
+"""How near each method stays to full prefill: KL divergence and top-1 agreement against rho.
 
-A small model scores low under every method; these two separate the methods all the same.
+Both are taken along full prefill's own answer, and separate methods that a small model gives the same low score.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from analysis import style
 from analysis.cells import KEYS, Loaded, MissingCells
@@ -45,8 +45,13 @@ def draw(loaded: Loaded, outputs: Path, name: str = "fidelity") -> list[Path]:
 
 
 def _draw_panel(ax: Axes, rows: pd.DataFrame, measure: str) -> None:
-    lines = [(selector, line) for selector in style.in_order(rows["selector"])
-             for _, line in rows[(rows["selector"] == selector) & (rows["rho"] < 1)].groupby(["engine", "bandwidth", "variant"])]
+    lines = [
+        (selector, line)
+        for selector in style.in_order(rows["selector"])
+        for _, line in rows[(rows["selector"] == selector) & (rows["rho"] < 1)].groupby(
+            ["engine", "bandwidth", "variant"]
+        )
+    ]
     for number, (selector, line) in enumerate(lines):
         look = style.method(selector)
         line = line.sort_values("rho")
@@ -65,12 +70,19 @@ def _label(pair: list, model: str) -> None:
     """Only the leftmost panels of a model carry the names of the measures."""
     for ax, text in zip((pair[0][0], pair[1][0]), LABELS.values(), strict=True):
         ax.set_ylabel(f"{model}\n{text}" if model else text)
-    pair[1][0].yaxis.set_major_formatter(PercentFormatter(1.0))
+    kl, agreement = pair[0][0], pair[1][0]
+    agreement.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    agreement.set_ylim(min(0.9, agreement.get_ylim()[0]), 1.02)
+    low, high = kl.get_ylim()
+    kl.yaxis.set_major_formatter("{x:g}")
+    # within about a decade there is hardly a power of ten to read off
+    few = NullFormatter() if high > 20 * low else FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+    kl.yaxis.set_minor_formatter(few)
 
 
 def _note(known: pd.DataFrame, num_missing: int) -> str:
     models = ", ".join(style.MODELS.get(model, model) for model in known["model"].unique())
-    text = (f"{models}; n = {style.span(known['answer_kl_n'])} samples a point. Teacher-forced along full prefill's own greedy "
-            "answer, mean over its tokens. Bars: 95% bootstrap interval of the mean over samples. Full prefill lies at KL 0 "
-            "and 100%; the dotted level is direct reuse (ρ = 0).")  # fmt: skip
+    text = (f"{models}; n = {style.span(known['answer_kl_n'])} samples a point. Teacher-forced along full prefill's "
+            "own greedy answer, mean over its tokens. Bars: 95% bootstrap interval of the mean over samples. "
+            "Full prefill lies at KL 0 and 100%; the dotted level is direct reuse (ρ = 0).")  # fmt: skip
     return text + (f" INCOMPLETE: {num_missing} cells missing." if num_missing else "")

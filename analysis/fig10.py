@@ -20,8 +20,8 @@ COLUMNS = ["score", "score_low", "score_high", "n", "n_failed", "ttft_p20_s", "t
 def draw(loaded: Loaded, outputs: Path, name: str = "fig10") -> list[Path]:
     """Writes outputs/figures/<name>.{csv,pdf,png}; raises MissingCells where no cell has a TTFT.
 
-    Holes in the grid do not stop the figure: its note counts them. The CSV also has the normalised score where its scale
-    (the paper's seven methods) is complete.
+    Holes in the grid do not stop the figure: its note counts them. The CSV also has the normalised score where its
+    scale (the paper's seven methods) is complete.
     """
     summary = summarise(loaded.frame)
     timed = summary[summary["ttft_n"] > 0]
@@ -30,8 +30,10 @@ def draw(loaded: Loaded, outputs: Path, name: str = "fig10") -> list[Path]:
     panels = list(timed.groupby(["model", "dataset"], sort=False))
     fig, axes = style.figure(*_shape(panels))
     flat = list(axes.flat)
-    overlaid = [draw_panel(ax, model, dataset, rows) for ax, ((model, dataset), rows) in zip(flat, panels, strict=False)]
-    for ax in flat[len(panels):]:
+    overlaid = [
+        draw_panel(ax, model, dataset, rows) for ax, ((model, dataset), rows) in zip(flat, panels, strict=False)
+    ]
+    for ax in flat[len(panels) :]:
         ax.remove()
     untimed = len(summary) - len(timed)
     style.finish(fig, timed["selector"], note(timed, untimed, len(holes(loaded)), any(overlaid)))
@@ -90,7 +92,8 @@ def note(rows: pd.DataFrame, num_untimed: int, num_missing: int, has_published: 
     if failed := int(rows["n_failed"].sum()):
         text += f" {failed} failed samples count as 0."
     if has_published:
-        text += " Hollow, dotted: published by the QCFuse authors (repository figure of June 2026, digitised; other hardware)."
+        text += (" Hollow, dotted: published by the QCFuse authors (repository figure of June 2026, digitised; "
+                 "other hardware).")  # fmt: skip
     if num_untimed:
         text += f" {num_untimed} cells have no TTFT and are not drawn."
     return text + (f" INCOMPLETE: {num_missing} cells missing." if num_missing else "")
@@ -103,4 +106,3 @@ def _shape(panels: list) -> tuple[int, int]:
         return num_models, -(-len(panels) // num_models)
     num_cols = 2 if len(panels) in (2, 4) else min(3, len(panels))
     return -(-len(panels) // num_cols), num_cols
-

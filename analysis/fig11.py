@@ -36,7 +36,7 @@ def suite_of(dataset: str) -> str | None:
 def draw(loaded: Loaded, outputs: Path, name: str = "fig11") -> list[Path]:
     """Writes outputs/figures/<name>.{csv,pdf,png}.
 
-    Raises MissingCells while a cell of the grid is missing: an average over fewer tasks for one method is no comparison.
+    Raises MissingCells while a cell of the grid is missing: an average over other tasks is no comparison.
     """
     frame = loaded.frame.assign(suite=loaded.frame["dataset"].map(suite_of)).dropna(subset="suite")
     experiment = str(loaded.frame["experiment"].iloc[0])
@@ -54,7 +54,9 @@ def draw(loaded: Loaded, outputs: Path, name: str = "fig11") -> list[Path]:
         notes.append(f"{SUITES[suite]}: {note}")
     shown = pd.concat(points, ignore_index=True)
     style.finish(fig, shown["selector"], "\n".join(notes) + "\n" + _note(shown))
-    return style.save(fig, shown[["source", "suite", *(c for c in shown if c not in ("source", "suite"))]], outputs, name)
+    return style.save(
+        fig, shown[["source", "suite", *(c for c in shown if c not in ("source", "suite"))]], outputs, name
+    )
 
 
 def average(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -63,7 +65,9 @@ def average(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     Adds score_normalised (0 to 1, with its interval, the scale held fixed), ttft_rel (TTFT over full prefill's) and
     matched_speedup (per method, with its interval) to the columns of `summarise`.
     """
-    cells = frame.groupby([*KEYS], as_index=False).agg(score=("score", "mean"), n=("score", "size"), ttft_n=("ttft_s", "count"))
+    cells = frame.groupby([*KEYS], as_index=False).agg(
+        score=("score", "mean"), n=("score", "size"), ttft_n=("ttft_s", "count")
+    )
     swept = sorted(rho for rho in cells["rho"].unique() if 0 < rho < 1)
     methods = [name for name in stats.PAPER_METHODS if (cells["selector"] == name).any()]
     bounds = stats.scale_bounds(cells, methods, [rho for rho in swept if rho in stats.PAPER_RHOS])
@@ -76,7 +80,9 @@ def average(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 def _relative(points: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
     """Points of one series, with what needs its full prefill; NaN in a series without one."""
     full_s = points.loc[points["selector"] == "full_prefill", "ttft_s"].min()
-    points = points.assign(**{f"ttft_rel{quantile}": points[f"ttft{quantile}_s"] / full_s for quantile in ("_p20", "", "_p80")})
+    points = points.assign(
+        **{f"ttft_rel{quantile}": points[f"ttft{quantile}_s"] / full_s for quantile in ("_p20", "", "_p80")}
+    )
     columns = ["matched_speedup", "matched_speedup_low", "matched_speedup_high", "matched_share"]
     points[columns] = np.nan
     records = frame[(frame[SERIES] == points[SERIES].iloc[0]).all(axis=1)]
@@ -107,31 +113,33 @@ def _describe(cells: pd.DataFrame, points: pd.DataFrame, methods: Sequence[str],
     flat = [f"{key[3]}/{key[2]}" for key, (low, high) in bounds.items() if low == high]
     names = ", ".join(style.dataset_label(name) for name in sorted(cells["dataset"].unique()))
     models = ", ".join(style.MODELS.get(name, name) for name in sorted(cells["model"].unique()))
-    text = f"mean over {names}; {models}; n = {style.span(cells['n'])} samples a task (TTFT: {style.span(cells['ttft_n'])})."
+    timed = style.span(cells["ttft_n"])
+    text = f"mean over {names}; {models}; n = {style.span(cells['n'])} samples a task (TTFT: {timed})."
     if len(methods) < len(stats.PAPER_METHODS):
         absent = [style.method(name).label for name in stats.PAPER_METHODS if name not in methods]
-        text += (f" Normalised by the {len(methods)} of the paper's 7 methods measured here (without {', '.join(absent)}),"
-                 f" {style.rhos(cells['rho'])}.")  # fmt: skip
+        text += (f" Normalised by the {len(methods)} of the paper's {len(stats.PAPER_METHODS)} methods measured here "
+                 f"(without {', '.join(absent)}), {style.rhos(cells['rho'])}.")  # fmt: skip
     if flat:
         text += f" All methods score alike, so left out of the normalised mean: {', '.join(flat)}."
     matched = points.dropna(subset="matched_speedup").drop_duplicates("selector")
-    speeds = [f"{style.method(row.selector).label} {row.matched_speedup:.2f}× [{row.matched_speedup_low:.2f}, "
-              f"{row.matched_speedup_high:.2f}]{_share(row.matched_share)}" for row in matched.itertuples()]  # fmt: skip
-    return text + (f" TTFT gain over full prefill at matched quality (fastest ρ whose score is at most {stats.MATCH_MARGIN:g} "
-                   f"lower): {', '.join(speeds) or 'no method matches'}.")  # fmt: skip
+    gains = ", ".join(_gain(row) for _, row in matched.iterrows())
+    return text + (" TTFT gain over full prefill at matched quality (fastest ρ whose score is at most "
+                   f"{stats.MATCH_MARGIN:g} lower): {gains or 'no method matches'}.")  # fmt: skip
 
 
-def _share(share: float) -> str:
-    return "" if share > 0.975 else f" (a match in {share:.0%} of resamples)"
+def _gain(row: pd.Series) -> str:
+    text = f"{style.method(row['selector']).label} {row['matched_speedup']:.2f}×"
+    text += f" [{row['matched_speedup_low']:.2f}, {row['matched_speedup_high']:.2f}]"
+    return text if row["matched_share"] > 0.975 else f"{text} (a match in {row['matched_share']:.0%} of resamples)"
 
 
 def _draw_suite(axes: Sequence[Axes], suite: str, points: pd.DataFrame) -> None:
     raw, normalised, quoted = axes
-    scaled = points.drop(columns=["score", "score_low", "score_high", "ttft_s", "ttft_p20_s", "ttft_p80_s"]).rename(columns={
-        "score_normalised": "score", "score_normalised_low": "score_low", "score_normalised_high": "score_high",
-        "ttft_rel": "ttft_s", "ttft_rel_p20": "ttft_p20_s", "ttft_rel_p80": "ttft_p80_s"})  # fmt: skip
-    percent = ["score", "score_low", "score_high"]
-    scaled[percent] *= 100
+    scaled = points.copy()
+    for end in ("", "_low", "_high"):
+        scaled[f"score{end}"] = 100 * points[f"score_normalised{end}"]
+    for quantile in ("_p20", "", "_p80"):
+        scaled[f"ttft{quantile}_s"] = points[f"ttft_rel{quantile}"]
     for ax, rows in ((raw, points), (normalised, scaled)):
         for selector in style.in_order(rows["selector"]):
             for _, line in rows[rows["selector"] == selector].groupby(["engine", "bandwidth", "variant"]):
@@ -157,8 +165,9 @@ def _draw_published(ax: Axes, suite: str) -> None:
         look = style.method(selector)
         if selector == "full_prefill":
             ax.axhline(line["quality"].iloc[0], color=look.color, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+        size = 10 if look.marker == "*" else 5.5
         ax.plot(line["ttft_rel"], line["quality"], color=look.color, marker=look.marker, linewidth=1,
-                markerfacecolor="white", markersize=10 if look.marker == "*" else 5.5, zorder=2 + look.order)  # fmt: skip
+                markerfacecolor="white", markersize=size, zorder=2 + look.order)  # fmt: skip
 
 
 def _published_rows(suite: str) -> pd.DataFrame:
@@ -170,8 +179,8 @@ def _published_rows(suite: str) -> pd.DataFrame:
 
 def _note(shown: pd.DataFrame) -> str:
     measured = shown[shown["source"] == "measured"]
-    text = ("Filled: measured here; bars: 95% bootstrap interval over samples (scale held fixed), 20th to 80th percentile of "
-            "TTFT. Hollow: published, digitised to ±1 point and ±0.01 s, mean of 4 models, TTFT over the authors' own full "
-            "prefill.")  # fmt: skip
+    text = ("Filled: measured here; bars: 95% bootstrap interval over samples (scale held fixed), 20th to 80th "
+            "percentile of TTFT. Hollow: published, digitised to ±1 point and ±0.01 s, mean of 4 models, TTFT over the "
+            "authors' own full prefill.")  # fmt: skip
     failed = int(measured["n_failed"].sum())
     return text + (f" {failed} failed samples count as 0." if failed else "")

@@ -1,4 +1,4 @@
-"""Numbers that the authors published, read off their figures; the tables in analysis/data name source and reading error."""
+"""Numbers that the authors published, read off their figures; analysis/data names the source and the reading error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DATA = Path(__file__).parent / "data"
 
 @lru_cache
 def aggregate() -> pd.DataFrame:
-    """QCFuse Fig. 11: suite (ruler, longbench), selector, rho, ttft_s, quality (normalised %, 0 to 100), errors, source.
+    """QCFuse Fig. 11: suite (ruler, longbench), selector, rho, ttft_s, quality (normalised %), errors, source.
 
     ttft_rel is TTFT over that of full prefill in the same suite: GPU seconds do not compare with other machines'.
     """

@@ -128,8 +128,8 @@ def normalised_score(
 ) -> pd.Series:
     """Min-max of `summary.score` within each panel; every row is drawn in the scale that `methods` x `rhos` define.
 
-    summary: one row a cell, with the columns of analysis.cells.KEYS and `score`. Returns values aligned with summary, NaN
-    over a panel whose scale is flat (max = min). Raises MissingCells while a cell of a scale is missing.
+    summary: one row a cell, with the columns of analysis.cells.KEYS and `score`. Returns values aligned with summary,
+    NaN over a panel whose scale is flat (max = min). Raises MissingCells while a cell of a scale is missing.
     """
     result = pd.Series(np.nan, index=summary.index)
     bounds = scale_bounds(summary, methods, rhos)
@@ -185,7 +185,7 @@ class Arms:
 
     def __post_init__(self) -> None:
         if len(self.scores) != len(self.ttft_s) or len(self.scores) < 2 or not self.scores.size or not self.ttft_s.size:
-            raise ValueError(f"scores {self.scores.shape} and ttft_s {self.ttft_s.shape} must both be [A, samples] with "
+            raise ValueError(f"scores {self.scores.shape} and ttft_s {self.ttft_s.shape} must both be [A, samples], "
                              "A >= 2: full prefill first, then the points")  # fmt: skip
 
 
@@ -208,15 +208,13 @@ def _drawn_medians(values: np.ndarray, seed: int) -> np.ndarray:
     return np.median(values[_draws(len(values), seed)], axis=1)
 
 
-def matched_speedup(
-    datasets: Sequence[Arms], margin: float = MATCH_MARGIN, seed: int = SEED
-) -> tuple[Estimate, float]:
+def matched_speedup(datasets: Sequence[Arms], margin: float = MATCH_MARGIN, seed: int = SEED) -> tuple[Estimate, float]:
     """TTFT of full prefill over that of the method at matched quality, and the share of resamples with a match.
 
     Rule: of the method's points, the one of smallest TTFT whose mean score (averaged over datasets) is not below
     full prefill's by more than `margin`. TTFT is the mean over datasets of the medians. Each resample draws samples
-    within every dataset and chooses the point anew, so the interval covers the choice; resamples without a matching point
-    are left out of it and show in the share. value is NaN where no point matches.
+    within every dataset and chooses the point anew, so the interval covers the choice; resamples without a match are
+    left out of it and show in the share. value is NaN where no point matches.
     """
     if not 0 <= margin <= 1:
         raise ValueError(f"margin={margin} is outside [0, 1]; scores run from 0 to 1")

@@ -17,7 +17,8 @@ from matplotlib.lines import Line2D
 SETTINGS = {
     "font.family": "DejaVu Sans", "font.size": 8.5, "axes.titlesize": 9.5, "axes.labelsize": 9, "legend.fontsize": 8.5,
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "axes.edgecolor": "#444444",
-    "axes.grid": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.titlelocation": "left",
+    "axes.grid": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.6, "axes.axisbelow": True,
+    "axes.titlelocation": "left",
     "xtick.color": "#444444", "ytick.color": "#444444", "lines.linewidth": 1.5, "lines.markersize": 5.5,
     "legend.frameon": False, "figure.dpi": 100, "savefig.dpi": 200, "pdf.fonttype": 42, "svg.hashsalt": "qcfuse",
 }  # fmt: skip
@@ -66,8 +67,8 @@ def in_order(selectors: Iterable[str]) -> list[str]:
 
 
 DATASETS = {
-    "ruler": "RULER", "vt": "variable tracking", "mq": "multi-query", "mv": "multi-value", "musique": "MuSiQue", "2wikimqa": "2WikiMQA",
-    "wikimqa": "2WikiMQA", "hotpotqa": "HotpotQA", "single": "single needle",
+    "ruler": "RULER", "single": "single needle", "mq": "multi-query", "mv": "multi-value", "vt": "variable tracking",
+    "musique": "MuSiQue", "2wikimqa": "2WikiMQA", "wikimqa": "2WikiMQA", "hotpotqa": "HotpotQA",
 }  # fmt: skip
 
 

@@ -18,13 +18,13 @@ Pair = tuple[pd.DataFrame, pd.DataFrame]
 
 
 def summarise(frame: pd.DataFrame, over: Sequence[str] = ()) -> pd.DataFrame:
-    """frame of analysis.cells.load -> one row a cell, sorted as KEYS; or one row a point averaged over the columns `over`
-    (dataset, model), where a point that some of the averaged panels lack is left out.
+    """frame of analysis.cells.load -> one row a cell, sorted as KEYS; or one row a point averaged over the columns
+    `over` (dataset, model), where a point that some of the averaged panels lack is left out.
 
-    Columns: KEYS, metric, n, n_failed, MEANS (with _low, _high, _n), diff_full (paired score difference to full prefill),
-    p_full (sign-flip), p_full_holm (Holm over all rows), ttft_p20_s, ttft_s (median), ttft_p80_s, ttft_n, decode_s (median),
-    speedup (TTFT of full prefill over this cell's, on their common samples), effective_recompute_frac. A failed sample
-    counts with score 0 and has no TTFT. NaN where nothing was measured.
+    Columns: KEYS, metric, n, n_failed, MEANS (with _low, _high, _n), diff_full (paired score difference to full
+    prefill), p_full (sign-flip), p_full_holm (Holm over all rows), ttft_p20_s, ttft_s (median), ttft_p80_s, ttft_n,
+    decode_s (median), speedup (TTFT of full prefill over this cell's, on their common samples),
+    effective_recompute_frac. A failed sample counts with score 0 and has no TTFT. NaN where nothing was measured.
     """
     panels = dict(list(frame.groupby(stats.PANEL)))
     points: dict[tuple, list[Pair]] = {}
@@ -68,7 +68,9 @@ def _times(all_records: list[pd.DataFrame]) -> dict:
 
 def _against_full(pairs: list[Pair]) -> dict:
     columns = ["sample_id", "score", "ttft_s"]
-    indexed = [(records[columns].set_index("sample_id"), full[columns].set_index("sample_id")) for records, full in pairs]
+    indexed = [
+        (records[columns].set_index("sample_id"), full[columns].set_index("sample_id")) for records, full in pairs
+    ]
     if not all(records.index.isin(full.index).any() for records, full in indexed):
         return _nothing_against_full()
     differences = [stats.paired(records["score"], full["score"]) for records, full in indexed]
@@ -112,11 +114,13 @@ def holes(loaded: Loaded) -> tuple[Cell, ...]:
 def arms(frame: pd.DataFrame, selector: str) -> list[stats.Arms]:
     """Per (model, dataset) of `frame`: full prefill and the points of `selector`, paired over their common samples.
 
-    Points that some panel lacks are left out everywhere. Raises ValueError where a panel has no full prefill or no point.
+    Points that some panel lacks are left out everywhere. Raises ValueError where no point beside full prefill is left.
     """
     chosen = frame[frame["selector"].isin(["full_prefill", selector])]
     points = [panel.pivot(index=["selector", "rho"], columns="sample_id") for _, panel in chosen.groupby(stats.PANEL)]
-    common = sorted(set.intersection(*(set(panel.index) for panel in points)), key=lambda p: (p[0] != "full_prefill", p))
+    common = sorted(
+        set.intersection(*(set(panel.index) for panel in points)), key=lambda p: (p[0] != "full_prefill", p)
+    )
     if len(common) < 2 or common[0][0] != "full_prefill":
         raise ValueError(f"{selector}: no point that every panel has beside full prefill, only {common}")
     return [stats.Arms(scores=panel["score"].loc[common].dropna(axis=1).to_numpy(),

@@ -38,9 +38,9 @@ class Batch:
                 for cell_dir, record in zip(missing, self._judge(request, missing), strict=True):
                     cell_dir.add_record(record)
 
-    def time(self, num_timed: int | None, decode: bool) -> None:
+    def time(self, decode: bool) -> None:
         """Request by request, the cells in turn, in an order that rotates with the sample; a warm-up is discarded."""
-        requests = self.requests[:num_timed]
+        requests = self.requests[: self.dirs[0].asked["num_timed"]]
         if any(request.sample_id not in d.timings for request in requests for d in self.dirs):
             for cell_dir in {d.cell.choices["selector"]: d for d in self.dirs}.values():
                 self.engine.time(requests[0], arm_of(cell_dir.cell), decode=False)

@@ -27,7 +27,7 @@ _RATIOS = (0.1, 0.5, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class _Arm:
-    """run: the work, returns its result. flop: floating-point operations that the work needs (masked ones not counted)."""
+    """run: the work, returns its result. flop: floating-point operations that it needs, masked ones not counted."""
 
     run: Callable[[], torch.Tensor]
     flop: float | None = None
@@ -97,7 +97,10 @@ def _attention_arms(ratio: float) -> dict[str, _Arm]:
         heads = (x.transpose(0, 1)[None] for x in (q, k, v))
         return scaled_dot_product_attention(*heads, enable_gqa=True, **options)[0].transpose(0, 1)
 
-    arms = {f"full_mask@{ratio}": _Arm(run=lambda: sdpa(attn_mask=torch.arange(_NUM_KEYS) <= last_key[:, None]), flop=flop)}
+    def full_mask() -> torch.Tensor:
+        return sdpa(attn_mask=torch.arange(_NUM_KEYS) <= last_key[:, None])
+
+    arms = {f"full_mask@{ratio}": _Arm(run=full_mask, flop=flop)}
     if ratio == 1.0:
         arms[f"causal@{ratio}"] = _Arm(run=lambda: sdpa(is_causal=True), flop=flop)
     arms[f"recompute_attention@{ratio}"] = _Arm(run=lambda: recompute_attention(q, k, v, last_key), flop=flop)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -36,7 +37,7 @@ class Cell:
         plain = {key: config[key] for key in config if key != "hydra"}
         resolved = OmegaConf.to_container(OmegaConf.create(plain), resolve=True)
         components = {
-            key: instantiate(node) for key, node in resolved.items() if isinstance(node, dict) and "_target_" in node
+            key: build(key, node) for key, node in resolved.items() if isinstance(node, dict) and "_target_" in node
         }
         cell = cls(config=resolved, components=components, choices=choices, overrides=tuple(hydra.overrides.task))
         cell._check()
@@ -83,7 +84,8 @@ class Cell:
         texts = []
         for override in self.overrides:
             key, _, value = override.lstrip("+~").partition("=")
-            if key in NAMED or key.split(".")[0] in INERT:
+            is_default_scale = key == "scale" and value == self.model.default_scale
+            if key in NAMED or key.split(".")[0] in INERT or key == "storage.root" or is_default_scale:
                 continue
             plain = re.sub(r"[^\w.+-]+", "-", value).strip("-")
             if "/" in value or len(plain) > 48:
@@ -99,3 +101,12 @@ class Cell:
             raise ValueError(f"bandwidth={self.bandwidth}: no throttled link is built yet; leave bandwidth=null")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit={self.limit} must be at least 1, or null for all samples")
+
+
+def build(group: str, node: dict[str, Any]) -> Any:
+    """A component from its `_target_` block. Raises ValueError with the component's own line where a value is wrong."""
+    try:
+        return instantiate(node)
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        raise ValueError(str(cause) if isinstance(cause, ValueError) else f"{group}: {cause}") from None

@@ -21,12 +21,13 @@ class CellDir:
     Making one only looks. Raises ValueError where the directory holds another configuration's results.
     """
 
-    def __init__(self, cell: Cell, num_samples: int) -> None:
-        self.cell, self.path, self.num_samples = cell, cell.path, num_samples
+    def __init__(self, cell: Cell, num_samples: int, num_timed: int) -> None:
+        self.cell, self.path = cell, cell.path
+        self.asked = {"num_samples": num_samples, "num_timed": num_timed}
         done = None if cell.force else self._read_json("DONE")
         if not cell.force:
             self._check_config()
-        self.finished = done is not None and done["num_samples"] >= num_samples
+        self.finished = done is not None and all(done[name] >= count for name, count in self.asked.items())
         self.records: dict[str, dict[str, Any]] = {}
         self.timings: dict[str, dict[str, Any]] = {}
 
@@ -65,8 +66,7 @@ class CellDir:
         """Writes the merged records, metrics, and DONE last."""
         write_atomic(self.path / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
         write_atomic(self.path / "metrics.json", json.dumps(metrics, indent=2))
-        done = {"config_sha256": self.cell.sha256, "num_samples": self.num_samples}
-        write_atomic(self.path / "DONE", json.dumps(done))
+        write_atomic(self.path / "DONE", json.dumps({"config_sha256": self.cell.sha256, **self.asked}))
 
     def _check_config(self) -> None:
         env = self._read_json("env.json")

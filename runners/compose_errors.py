@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -23,10 +24,22 @@ def explain(arguments: Sequence[str]) -> None:
     texts = [a for a in arguments if "=" in a and not a.startswith("-") and not a.lstrip("+~").startswith("hydra")]
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         try:
-            for overrides in _variants(texts):
-                compose("config", overrides)
+            configs = [compose("config", overrides) for overrides in _variants(texts)]
+            check_writable(Path(configs[0].output_dir))
         except (HydraException, OmegaConfBaseException) as error:
             sys.exit(f"error: {describe(error, texts)}")
+        except OSError as error:
+            sys.exit(f"error: {error}")
+
+
+def check_writable(directory: Path) -> None:
+    """Raises OSError where results could not be kept."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"output_dir={directory} cannot be made ({error.strerror}); give output_dir=DIR") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise OSError(f"output_dir={directory} is not writable; give output_dir=DIR or change its permissions")
 
 
 def describe(error: Exception, texts: Sequence[str]) -> str:

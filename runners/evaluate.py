@@ -27,30 +27,32 @@ class Evaluate:
         """Cells that share an engine run together, those that share a dataset share each sample's work."""
         engines = Engines()
         for same_engine in grouped(cells, "model", "engine", "storage", "anchors"):
-            batches = [b for same_data in grouped(same_engine, "dataset", "limit") if (b := _open(same_data, engines))]
+            opened = (self._open(same_data, engines) for same_data in grouped(same_engine, "dataset", "limit"))
+            batches = [batch for batch in opened if batch is not None]
             for batch in batches:
                 batch.judge()
             for batch in batches:
-                batch.time(self.num_timed, self.time_decode)
+                batch.time(self.time_decode)
                 batch.finish()
 
-
-def _open(cells: Sequence[Cell], engines: Engines) -> Batch | None:
-    """Checks everything before the first sample runs; None where every cell is finished (nothing is loaded then)."""
-    dataset, limit = cells[0].dataset, cells[0].limit
-    dirs = [CellDir(cell, dataset.count(limit)) for cell in cells]
-    for done in [d for d in dirs if d.finished]:
-        print(f"finished, skipped: {done.path} (force=true redoes it)")
-    pending = [d for d in dirs if not d.finished]
-    if not pending:
-        return None
-    engine = engines.of(cells[0])
-    for cell_dir in pending:
-        engine.check_selector(cell_dir.cell.selector)
-    requests = dataset.requests(engine.tokenizer, cells[0].model.template, limit)
-    for request in requests:
-        engine.check(request)
-    description = env.describe()
-    for cell_dir in pending:
-        cell_dir.open(description)
-    return Batch(engine, pending, requests)
+    def _open(self, cells: Sequence[Cell], engines: Engines) -> Batch | None:
+        """Checks everything before the first sample runs; None where every cell is finished (nothing is loaded then)."""
+        dataset, limit = cells[0].dataset, cells[0].limit
+        count = dataset.count(limit)
+        num_timed = count if self.num_timed is None else min(count, self.num_timed)
+        dirs = [CellDir(cell, count, num_timed) for cell in cells]
+        for done in [d for d in dirs if d.finished]:
+            print(f"finished, skipped: {done.path} (force=true redoes it)")
+        pending = [d for d in dirs if not d.finished]
+        if not pending:
+            return None
+        engine = engines.of(cells[0])
+        for cell_dir in pending:
+            engine.check_selector(cell_dir.cell.selector)
+        requests = dataset.requests(engine.tokenizer, cells[0].model.template, limit)
+        for request in requests:
+            engine.check(request)
+        description = {"task_prompt_sha256": dataset.prompt_sha256, **env.describe()}
+        for cell_dir in pending:
+            cell_dir.open(description)
+        return Batch(engine, pending, requests)

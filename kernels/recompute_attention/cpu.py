@@ -17,7 +17,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 # The flash kernel takes rows in tiles of 64 from 192 rows on, and of 32 below (higher throughput against more masked
 # squares): few rows lie far apart, so that a block's masked part is wide, and want small blocks.
-_LARGE_BLOCK, _SMALL_BLOCK, _FEW_ROWS = 192, 64, 512
+_LARGE_BLOCK, _SMALL_BLOCK, _FEW_ROWS = 192, 96, 600
 
 
 def recompute_attention(
@@ -36,23 +36,22 @@ def recompute_attention(
     queries, keys, values = _group(q, k.shape[1]), _expand(k, q.shape[1]), _expand(v, q.shape[1])
     if window is None and _is_causal(last_key, num_rows):
         keys, values = keys[:, :, :num_rows], values[:, :, :num_rows]
-        result = _ungroup(_flash(queries, keys, values, 0.0, True, scale=scale)[0])
+        result = _rows_first(_flash(queries, keys, values, 0.0, True, scale=scale)[0]).flatten(1, 2)
         return result if out is None else out.copy_(result)
     masked, masked_lse, shared, shared_lse = [], [], [], []
     for rows, start, stop in _blocks(last_key, window):
-        hidden = _hidden(last_key[rows], start, stop, window, q.dtype)
-        part = _flash(queries[:, :, rows], keys[:, :, start:stop], values[:, :, start:stop], attn_mask=hidden, scale=scale)
-        masked.append(_ungroup(part[0]))
-        masked_lse.append(_ungroup(part[1].unsqueeze(-1)))
+        mask = _mask(last_key[rows], start, stop, window).to(q.dtype)
+        near = slice(start, stop)
+        part = _flash(queries[:, :, rows], keys[:, :, near], values[:, :, near], attn_mask=mask, scale=scale)
+        masked.append(_rows_first(part[0]))
+        masked_lse.append(_rows_first(part[1].unsqueeze(-1)))
         if window is None and start:
             part = _flash(queries[:, :, rows], keys[:, :, :start], values[:, :, :start], scale=scale)
-            shared.append(_ungroup(part[0]))
-            shared_lse.append(_ungroup(part[1].unsqueeze(-1)))
-        else:
-            shared.append(masked[-1])
-            shared_lse.append(masked_lse[-1])
+        # A block without unmasked keys merges with itself.
+        shared.append(_rows_first(part[0]))
+        shared_lse.append(_rows_first(part[1].unsqueeze(-1)))
     weight = torch.sigmoid(torch.cat(masked_lse) - torch.cat(shared_lse)).to(q.dtype)
-    result = torch.lerp(torch.cat(shared), torch.cat(masked), weight)
+    result = torch.lerp(torch.cat(shared), torch.cat(masked), weight).flatten(1, 2)
     return result if out is None else out.copy_(result)
 
 
@@ -90,11 +89,11 @@ def _is_causal(last_key: torch.Tensor, num_rows: int) -> bool:
     return int(last_key[-1]) == num_rows - 1 and torch.equal(last_key, torch.arange(num_rows))
 
 
-def _hidden(last_key: torch.Tensor, start: int, stop: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+def _mask(last_key: torch.Tensor, start: int, stop: int, window: int | None) -> torch.Tensor:
     """Additive mask [1, 1, rows, stop - start]: 0 where a row sees the key, -inf elsewhere."""
-    distance = last_key.to(torch.int32)[:, None] - torch.arange(start, stop, dtype=torch.int32)
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[None, None]
+    last, keys = last_key.to(torch.int32)[:, None], torch.arange(start, stop, dtype=torch.int32)
+    visible = keys <= last if window is None else (keys <= last) & (keys > last - window)
+    return torch.where(visible, 0.0, float("-inf"))[None, None]
 
 
 def _group(q: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
@@ -102,9 +101,9 @@ def _group(q: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
     return q.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
 
 
-def _ungroup(x: torch.Tensor) -> torch.Tensor:
-    """[Hkv, G, R, D] -> [R, Hkv G, D]."""
-    return x.permute(2, 0, 1, 3).flatten(1, 2)
+def _rows_first(x: torch.Tensor) -> torch.Tensor:
+    """[Hkv, Hq / Hkv, R, D] -> [R, Hkv, Hq / Hkv, D], a view."""
+    return x.permute(2, 0, 1, 3)
 
 
 def _expand(x: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -68,7 +68,7 @@ def _scan_keys(
         else:
             k = tl.load(k_ptrs)
 
-        logits = tl.dot(q, tl.trans(k), input_precision="ieee")
+        logits = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         if MASKED:
             visible = keys[None, :] <= last[:, None]
             if WINDOWED:
@@ -91,7 +91,7 @@ def _scan_keys(
             v = tl.load(v_ptrs, mask=in_head, other=0.0)
         else:
             v = tl.load(v_ptrs)
-        acc = tl.dot(probs.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(probs.to(v.dtype), v, acc * rescale[:, None], input_precision="tf32x3")
     return acc, row_max, row_sum
 
 
@@ -219,7 +219,8 @@ class Tiling:
 def tiling(num_pairs: int, head_dim: int, element_bytes: int, capability: int) -> Tiling:
     """Tiles that keep q, K and V within the shared memory of the device and everything else in registers.
 
-    Only three values of block_m exist, so that a first request of a new length rarely compiles anything.
+    float32 products are three tf32 ones (tf32x3), which keep float32's accuracy on the matrix unit.
+    Few values of block_m exist, so that a first request of a new length rarely compiles anything.
     capability: 90 for sm_90. Data-center parts from there on have 227 KiB of shared memory and feed the matrix unit
     from it; elsewhere (163 KiB on sm_80, 99 on sm_86 and sm_120) operands sit in registers, hence narrower blocks.
     """
@@ -227,10 +228,12 @@ def tiling(num_pairs: int, head_dim: int, element_bytes: int, capability: int) -
     roomy = 90 <= capability < 120
     wide = element_bytes > 2 or block_d > 128
     narrow = wide or (not roomy and block_d > 64)
-    largest = 64 if wide else 128
+    # Three tf32 products hold three sets of operands, hence the small tiles of float32.
+    largest = 32 if element_bytes > 2 else (64 if wide else 128)
     block_m = 16 if num_pairs <= 16 else min(64 if num_pairs <= 64 else 128, largest)
     return Tiling(
-        block_m=block_m, block_n=32 if narrow else 64, block_d=block_d, num_warps=8 if block_m == 128 else 4,
+        block_m=block_m, block_n=32 if narrow else 64, block_d=block_d,
+        num_warps=8 if block_m == largest and element_bytes <= 2 else 4,
         num_stages=1 if element_bytes * block_d > 512 else (2 if narrow else 3),
     )
 

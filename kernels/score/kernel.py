@@ -19,8 +19,6 @@ import triton.language as tl
 SPLIT_KEYS = 512
 """Keys per span of the first pass: enough programs at one layer and a short question, few enough partial results."""
 
-BLOCK_N = 64
-
 
 @triton.jit
 def _layer_keys(k_ptr, k_table_ptr, layer, stride_kl):
@@ -73,7 +71,7 @@ def lse_kernel(
         keys = start + tl.arange(0, BLOCK_N)
         inside = (keys < end)[:, None] & (dims < HEAD_DIM)[None, :]
         k = tl.load(k_ptr + keys.to(tl.int64)[:, None] * stride_ks + dims[None, :], mask=inside, other=0.0)
-        logits = tl.dot(q, tl.trans(k), input_precision="ieee")
+        logits = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         logits = tl.where(keys[None, :] <= last[:, None], logits, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(logits, 1) * scale_log2)
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -111,7 +109,7 @@ def importance_kernel(
         last = tl.load(last_key_ptr + pairs // GROUP, mask=valid, other=-1).to(tl.int32)
         lse = tl.load(lse_ptr + plane * num_pairs + pairs, mask=valid, other=0.0)
         q = _load_q(q_ptr, pairs, num_pairs, stride_qt, stride_qh, GROUP, HEAD_DIM, BLOCK_D)
-        log_probs = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2 - lse[:, None]
+        log_probs = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale_log2 - lse[:, None]
         log_probs = tl.where(columns[None, :] <= last[:, None], log_probs, float("-inf"))
         if TAKE_MAX:
             # exp2 is monotone: one per column at the end instead of one per pair and column.
@@ -156,7 +154,9 @@ def score(
     num_pairs = num_rows * group
     num_splits = triton.cdiv(num_keys, SPLIT_KEYS)
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block_m = 16 if num_pairs <= 16 else 64
+    # Three tf32 products hold three sets of operands, hence the small tiles of float32.
+    block_m, block_n = (64, 64) if q.element_size() <= 2 else (32, 32)
+    block_m = 16 if num_pairs <= 16 else block_m
     num_tiles = triton.cdiv(num_pairs, block_m)
     row_bytes = block_d * q.element_size()
     lse = torch.empty(num_layers, heads_kv, num_splits, num_pairs, dtype=torch.float32, device=q.device)
@@ -167,7 +167,7 @@ def score(
         stride_ql=q.stride(0), stride_qt=q.stride(1), stride_qh=q.stride(2),
         stride_kl=keys.stride(0), stride_ks=keys.stride(-3), stride_kh=keys.stride(-2),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=block_m,
-        BLOCK_N=BLOCK_N, num_warps=4, num_stages=1 if row_bytes > 512 else (2 if row_bytes > 256 else 3),
+        BLOCK_N=block_n, num_warps=4, num_stages=1 if row_bytes > 512 else (2 if row_bytes > 256 else 3),
     )
     with torch.cuda.device_of(q):
         lse_kernel[(num_tiles * num_splits, heads_kv, num_layers)](
@@ -175,7 +175,7 @@ def score(
         )
         # Base 2 inside the kernels; logsumexp is base e.
         lse = torch.logsumexp(lse * math.log(2), dim=2) * math.log2(math.e)
-        importance_kernel[(triton.cdiv(stop - start, BLOCK_N), heads_kv, num_layers)](
+        importance_kernel[(triton.cdiv(stop - start, block_n), heads_kv, num_layers)](
             lse_ptr=lse, out_ptr=out, context_start=start, context_stop=stop, TAKE_MAX=reduce == "max", **shared
         )
     return out.amax(1) if reduce == "max" else out.sum(1) / (num_rows * num_heads)

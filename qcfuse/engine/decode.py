@@ -38,7 +38,7 @@ def greedy(
     """Greedy continuation of C sequences. first_logits: [C, vocab]; k, v: [L, C, S, Hkv, D], S >= start + max_new - 1.
 
     Returns each sequence's ids (without the stop token) and, per step, the logits [C, vocab] that chose its token (as
-    long as all sequences run). Sequences that stop are dropped from the batch once they are half of it.
+    long as all sequences run). Sequences that stop are dropped from the batch once they are a fifth of it (dropping copies the caches).
     """
     outputs: list[list[int]] = [[] for _ in range(first_logits.shape[0])]
     running = list(range(len(outputs)))
@@ -55,7 +55,7 @@ def greedy(
         if len(done) == len(outputs) or step == max_new - 1:
             break
         alive = [row for row, index in enumerate(running) if index not in done]
-        if 2 * len(alive) <= len(running):
+        if 5 * len(alive) <= 4 * len(running):
             k, v, tokens = k[:, alive], v[:, alive], tokens[alive]
             running = [running[row] for row in alive]
         logits = extend(decoder, tokens[:, None], k, v, start + step)[:, 0]

@@ -135,6 +135,12 @@ class HFEngine(Engine):
         return judged
 
     @torch.inference_mode()
+    def select(self, request: Request, arm: Arm) -> Selection:
+        """What an arm would recompute."""
+        fusion = self._fusion(request, KVCache.empty(self.decoder, request.num_tokens), Timeline())
+        return fusion.select(arm.selector, arm.rho, arm.seed, fusion.probe(fusion.spec(arm.selector)))
+
+    @torch.inference_mode()
     def layer_importance(self, request: Request, selector: ProbeSelector) -> np.ndarray:
         everything = replace(selector, layers="all")
         fusion = self._fusion(request, KVCache.empty(self.decoder, request.num_tokens), Timeline())

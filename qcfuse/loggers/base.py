@@ -14,8 +14,8 @@ _log = logging.getLogger(__name__)
 class RunLogger(ABC):
     """One run per cell: start, then log_*, then finish; the same object then starts the next cell.
 
-    Results are already on disk when a logger sees them. Whatever a logger raises becomes one warning, and the rest of that
-    run is not logged; the next `start` tries again.
+    Results are already on disk when a logger sees them. Whatever a logger raises becomes one warning, and the rest of
+    that run is not logged; the next `start` tries again.
     """
 
     _broken: bool = False

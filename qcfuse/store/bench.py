@@ -97,7 +97,9 @@ def _stream(config: StoreConfig, arm: LinkArm, opened: tuple[Source, ContextRows
         part, first = i // per_tensor % 2, i % per_tensor * per_transfer
         runs = np.array([[part, first, first + per_transfer]])
         steps.append(Step(phase="rest", layer=1, runs=runs, requested_bytes=arm.transfer_bytes, fill_bytes=0))
-    transfers = [link.submit(step, rows, [source], buffer) for step in steps]
+    transfers = [link.prepare(step, rows, [source], buffer) for step in steps]
+    for transfer in transfers:
+        link.start(transfer)
     for transfer in transfers:
         assert not transfer.wait(), transfer.failed
     link.close()

@@ -7,7 +7,6 @@ one reader serve memory and disk. Any safetensors reader opens the file as well 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from qcfuse.store.geometry import PAGE_BYTES, PARTS, ChunkLayout, KVGeometry, ro
 
 FORMAT_VERSION = "1"
 SAFETENSORS_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-MAX_HEADER_BYTES = 100_000_000
-"""The safetensors format's own limit."""
+MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 
 
 class ChunkError(Exception):
@@ -55,6 +53,11 @@ class ChunkHeader:
     data_start: int
     checksums: np.ndarray
     order: np.ndarray
+
+    @property
+    def first_tensor(self) -> int:
+        """File offset of the first tensor; the next stand layout.tensor_stride apart."""
+        return self.data_start + self.layout.order_stride
 
     def offset(self, part: int, layer: int, group: int) -> int:
         """File offset of a tensor."""
@@ -178,7 +181,7 @@ def encode(
 def _all_rows(image: torch.Tensor, header: ChunkHeader) -> list[memoryview]:
     """The bytes of every tensor in file order, pads left out."""
     raw, layout = memoryview(image.numpy()), header.layout
-    first = header.data_start + layout.order_stride
+    first = header.first_tensor
     starts = range(first, first + layout.num_tensors * layout.tensor_stride, layout.tensor_stride)
     return [raw[i : i + layout.tensor_bytes] for i in starts]
 
@@ -243,5 +246,5 @@ def _checksums(metadata: dict[str, str], layout: ChunkLayout) -> tuple[np.ndarra
         raw = base64.b64decode(metadata.get("checksums", ""), validate=True)
         checksums = np.frombuffer(raw, "<u8").astype(np.uint64).reshape(layout.num_tensors, layout.num_blocks)
         return checksums, int(metadata.get("order_checksum", ""), 16) & 0xFFFFFFFFFFFFFFFF
-    except (binascii.Error, ValueError):
+    except ValueError:  # binascii.Error is one
         raise ChunkError("foreign", f"the checksums are not those of a chunk of {layout.num_tokens} tokens") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,26 +11,16 @@ from qcfuse.store.context import ContextRows
 from qcfuse.store.planner import Step
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DeviceReads:
-    """ops: [R, 4] int64: distinct chunk, file offset, bytes, target offset in the layer's buffer."""
-
-    ops: np.ndarray
-
-    @property
-    def num_bytes(self) -> int:
-        return int(self.ops[:, 2].sum())
-
-
 def device_reads(
     step: Step, rows: ContextRows, headers: Sequence[ChunkHeader], *, group: int, page_bytes: int, max_op_bytes: int
-) -> DeviceReads:
-    """The operations of a step, whose runs ascend. page_bytes: 4,096 for direct reads, 1 where any byte can be asked for.
+) -> np.ndarray:
+    """[R, 4] int64, one row an operation: distinct chunk, file offset, bytes, target offset in the layer's buffer.
 
+    page_bytes: 4,096 for direct reads, 1 where any byte may be asked for. The runs of a step ascend, so do these.
     Chunks start on whole pages of both the file's tensors and the buffer, so source and target share their alignment.
     """
     if not len(step.runs):
-        return DeviceReads(ops=np.empty((0, 4), np.int64))
+        return np.empty((0, 4), np.int64)
     part, first, end = step.runs.T
     chunk = rows.block_chunk[first]
     row_bytes, per_block = rows.geometry.row_bytes, rows.rows_per_block
@@ -39,7 +28,9 @@ def device_reads(
     start = (first * per_block - base) * row_bytes
     stop = np.minimum(end * per_block - base, np.asarray(rows.num_tokens)[chunk]) * row_bytes
     start, stop = start // page_bytes * page_bytes, -(-stop // page_bytes) * page_bytes
-    tensor_start = np.array([[header.offset(p, step.layer, group) for p in (0, 1)] for header in headers])[chunk, part]
+    strides = np.array([header.layout.tensor_stride for header in headers])
+    tensor_start = np.array([header.first_tensor for header in headers])[chunk]
+    tensor_start += (part + headers[0].layout.tensor_index(0, step.layer, group)) * strides[chunk]
     target_start = (part * rows.num_rows + base) * row_bytes
     joins = np.zeros(len(start), bool)
     joins[1:] = (chunk[1:] == chunk[:-1]) & (part[1:] == part[:-1]) & (start[1:] <= stop[:-1])
@@ -47,7 +38,7 @@ def device_reads(
     lasts = np.append(firsts[1:], len(start)) - 1
     ops = np.column_stack([chunk[firsts], tensor_start[firsts] + start[firsts], stop[lasts] - start[firsts],
                            target_start[firsts] + start[firsts]])
-    return DeviceReads(ops=_cut(ops, max_op_bytes))
+    return _cut(ops, max_op_bytes)
 
 
 def _cut(ops: np.ndarray, max_op_bytes: int) -> np.ndarray:

@@ -27,16 +27,16 @@ PR_SET_TIMERSLACK = 29
 
 
 class Transfer:
-    """One submitted step. After `wait`: start_s, end_s on time.monotonic's clock, device_bytes, failed chunks."""
+    """The reads of one step. After `wait`: start_s, end_s on time.monotonic's clock, device_bytes, failed chunks."""
 
-    def __init__(self, step: Step, buffer: LayerBuffer, sources: Sequence[Source], ops: np.ndarray, submitted_s: float,
+    def __init__(self, step: Step, buffer: LayerBuffer, sources: Sequence[Source], ops: np.ndarray,
                  verify: Callable[[], dict[int, ChunkError]]) -> None:  # fmt: skip
         self.step = step
         self.requested_bytes = step.requested_bytes
         self.device_bytes = int(ops[:, 2].sum())
-        self.submitted_s = submitted_s
+        self.submitted_s = 0.0
         self.start_s: float | None = None
-        self.end_s = submitted_s
+        self.end_s = 0.0
         self.failed: dict[int, ChunkError] = {}
         self.is_cancelled = False
         self._memory = memoryview(buffer.memory.numpy())
@@ -105,20 +105,30 @@ class Link:
         self._busy_s = 0.0
         self._num_bytes = 0
 
+    def prepare(
+        self, step: Step, rows: ContextRows, sources: Sequence[Source], buffer: LayerBuffer, *, group: int = 0
+    ) -> Transfer:
+        """Lays out a step's reads into its layer's buffer. sources: one per distinct chunk, open until it is done."""
+        page_bytes = max(source.page_bytes for source in sources)
+        ops = device_reads(step, rows, [source.header for source in sources], group=group, page_bytes=page_bytes,
+                           max_op_bytes=self.config.max_op_bytes)
+        verify = lambda: _verify(step, rows, sources, buffer, group) if self.config.verify else {}  # noqa: E731
+        return Transfer(step, buffer, sources, ops, verify)
+
     def submit(
         self, step: Step, rows: ContextRows, sources: Sequence[Source], buffer: LayerBuffer, *, group: int = 0
     ) -> Transfer:
-        """Queues a step's reads into its layer's buffer. sources: one per distinct chunk, open until it is done."""
-        page_bytes = max(source.page_bytes for source in sources)
-        ops = device_reads(step, rows, [source.header for source in sources], group=group, page_bytes=page_bytes,
-                           max_op_bytes=self.config.max_op_bytes).ops
-        verify = lambda: _verify(step, rows, sources, buffer, group) if self.config.verify else {}  # noqa: E731
-        transfer = Transfer(step, buffer, sources, ops, time.monotonic(), verify)
-        queue = self._speculative if step.phase == "speculate" else self._decided
+        """Prepares and starts a step's reads."""
+        return self.start(self.prepare(step, rows, sources, buffer, group=group))
+
+    def start(self, transfer: Transfer) -> Transfer:
+        """Queues a prepared transfer."""
+        queue = self._speculative if transfer.step.phase == "speculate" else self._decided
         with self._changed:
             assert not self._is_closing, "the link is closed"
+            transfer.submitted_s = transfer.end_s = time.monotonic()
             if not self._threads:
-                self._start()
+                self._start_threads()
             queue.extend((transfer, idx) for idx in range(transfer.num_ops))
             self._changed.notify(transfer.num_ops)
         return transfer
@@ -158,7 +168,7 @@ class Link:
         for thread in self._threads:
             thread.join()
 
-    def _start(self) -> None:
+    def _start_threads(self) -> None:
         for idx in range(self.config.queue_depth):
             thread = threading.Thread(target=self._load, name=f"link-{idx}", daemon=True)
             self._threads.append(thread)

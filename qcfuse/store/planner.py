@@ -83,7 +83,7 @@ class ReadPlan:
         self.rows = rows
         self.gap = gap
         self._row_bytes = rows.geometry.row_bytes
-        self._block_bytes = rows.block_rows * self._row_bytes
+        self._upto_bytes = np.concatenate([[0], np.cumsum(rows.block_rows * self._row_bytes)])
         self._covered = np.zeros((rows.geometry.num_layers, 2, rows.num_blocks), bool)
         self._speculated = np.zeros_like(self._covered)
         self._requested = {"select": 0, "rest": 0, "speculate": 0}
@@ -157,8 +157,7 @@ class ReadPlan:
                     fill_bytes=self._run_bytes(runs) - requested_bytes)
 
     def _run_bytes(self, runs: np.ndarray) -> int:
-        upto = np.concatenate([[0], np.cumsum(self._block_bytes)])
-        return int((upto[runs[:, 2]] - upto[runs[:, 1]]).sum())
+        return int((self._upto_bytes[runs[:, 2]] - self._upto_bytes[runs[:, 1]]).sum())
 
     def _cover(self, step: Step) -> None:
         edges = np.zeros((2, self.rows.num_blocks + 1), np.int32)

@@ -13,7 +13,8 @@ from tests.analysis.build import record, write_cell
 
 
 def test_every_part_of_the_path_and_of_the_record_arrives(tmp_path: Path) -> None:
-    write_cell(tmp_path, "qcfuse", "0.35", [record(0, 0.25, 1.5, answer_kl=0.125, top1_agrees=True), record(1, 1.0, None)],
+    records = [record(0, 0.25, 1.5, answer_kl=0.125, top1_agrees=True), record(1, 1.0, None)]
+    write_cell(tmp_path, "qcfuse", "0.35", records,
                bandwidth="10", variant="layers=later_list,seed=3", model="qwen3_8b", dataset="ruler_vt")  # fmt: skip
     loaded = cells.load(tmp_path, "fig10")
     first, second = loaded.frame.to_dict("records")

@@ -77,8 +77,9 @@ def test_fig11_refuses_an_average_over_fewer_tasks_and_names_cell_and_command(tm
     with pytest.raises(MissingCells) as refused:
         fig11.draw(load(tmp_path, "fig10"), tmp_path)
     assert "missing  hf/smollm2_135m/ruler_vt/epic/rho=0.5,bw=none" in str(refused.value)
-    assert "python run.py experiment=fig10 engine=hf model=smollm2_135m dataset=ruler_vt selector=epic rho=0.5 -m" in str(
-        refused.value
+    assert (
+        "python run.py experiment=fig10 engine=hf model=smollm2_135m dataset=ruler_vt selector=epic rho=0.5 -m"
+        in str(refused.value)
     )
 
 
@@ -105,13 +106,23 @@ def test_figures_say_what_their_cells_do_not_hold(tmp_path: Path) -> None:
 
 def test_published_points_are_drawn_hollow_in_their_own_panel() -> None:
     fig, axes = style.figure(1, 2)
-    rows = pd.DataFrame([{**dict.fromkeys(KEYS, ""), "selector": "qcfuse", "rho": 0.5, "metric": "qa_f1", "score": 0.3,
-                          "score_low": 0.2, "score_high": 0.4, "ttft_s": 1.0, "ttft_p20_s": 0.9, "ttft_p80_s": 1.1}])  # fmt: skip
+    row = dict.fromkeys(KEYS, "") | {
+        "selector": "qcfuse",
+        "rho": 0.5,
+        "metric": "qa_f1",
+        "score": 0.3,
+        "score_low": 0.2,
+    }
+    rows = pd.DataFrame([row | {"score_high": 0.4, "ttft_s": 1.0, "ttft_p20_s": 0.9, "ttft_p80_s": 1.1}])
     assert fig10.draw_panel(axes[0, 0], "qwen3_8b", "musique", rows)
     assert not fig10.draw_panel(axes[0, 1], "smollm2_135m", "musique", rows)
     hollow = [line for line in axes[0, 0].lines if line.get_markerfacecolor() == "white"]
     assert len(hollow) == 3 and not [line for line in axes[0, 1].lines if line.get_markerfacecolor() == "white"]
-    assert axes[0, 0].get_xlim()[0] == 0 and axes[0, 0].get_xlabel() == "TTFT (s)" and axes[0, 0].get_ylabel() == "F1 (0–1)"
+    assert (
+        axes[0, 0].get_xlim()[0] == 0
+        and axes[0, 0].get_xlabel() == "TTFT (s)"
+        and axes[0, 0].get_ylabel() == "F1 (0–1)"
+    )
 
 
 def test_methods_differ_in_colour_and_marker_and_unknown_ones_are_drawn_too() -> None:

@@ -18,7 +18,9 @@ def test_bootstrap_width_is_that_of_a_mean_and_repeats() -> None:
     mean = stats.bootstrap_mean(values)
     half = 1.96 * values.std() / 20
     assert mean.value == pytest.approx(values.mean())
-    assert mean.high - mean.value == pytest.approx(half, rel=0.08) and mean.value - mean.low == pytest.approx(half, rel=0.08)
+    assert mean.high - mean.value == pytest.approx(half, rel=0.08) and mean.value - mean.low == pytest.approx(
+        half, rel=0.08
+    )
     assert stats.bootstrap_mean(values) == mean and stats.bootstrap_mean(values, seed=1) != mean
 
 
@@ -84,8 +86,17 @@ def test_holm_by_hand() -> None:
 
 
 def summary(points: dict[tuple[str, float], float], **names: str) -> pd.DataFrame:
-    keys = {"experiment": "fig10", "engine": "hf", "model": "m", "dataset": "d", "bandwidth": "none", "variant": ""} | names
-    return pd.DataFrame([{**keys, "selector": name, "rho": rho, "score": score} for (name, rho), score in points.items()])
+    keys = {
+        "experiment": "fig10",
+        "engine": "hf",
+        "model": "m",
+        "dataset": "d",
+        "bandwidth": "none",
+        "variant": "",
+    } | names
+    return pd.DataFrame(
+        [{**keys, "selector": name, "rho": rho, "score": score} for (name, rho), score in points.items()]
+    )
 
 
 SCALE = {("full_prefill", 1.0): 0.8, ("direct_reuse", 0.0): 0.2, ("epic", 0.1): 0.4, ("epic", 0.5): 0.7}
@@ -123,7 +134,9 @@ def test_a_variant_without_full_prefill_is_drawn_in_the_scale_without_overrides(
 
 
 def arms(scores: list[float], ttft_s: list[float], n: int = 6) -> stats.Arms:
-    return stats.Arms(scores=np.repeat(np.array(scores)[:, None], n, 1), ttft_s=np.repeat(np.array(ttft_s)[:, None], n, 1))
+    return stats.Arms(
+        scores=np.repeat(np.array(scores)[:, None], n, 1), ttft_s=np.repeat(np.array(ttft_s)[:, None], n, 1)
+    )
 
 
 def test_matched_speedup_takes_the_fastest_point_within_the_margin() -> None:

@@ -5,6 +5,8 @@ import pytest
 from qcfuse.data.haystack import NOISE
 from qcfuse.data.niah import join_queries
 from qcfuse.data.vocabulary import words
+from qcfuse.models import load_tokenizer
+from qcfuse.models.embedded import embedded_directory
 
 RULER_NAMES = ("ruler_mq", "ruler_mv", "ruler_single", "ruler_vt", "ruler_profile")
 NEEDLE = re.compile(r"One of the special magic numbers for (\w+-\w+) is: (\d{7})\.")
@@ -163,6 +165,18 @@ def test_queries_are_listed_as_in_the_benchmark():
     assert join_queries(["a"]) == "a"
     assert join_queries(["a", "b"]) == "a, and b"
     assert join_queries(["a", "b", "c", "d"]) == "a, b, c, and d"
+
+
+@pytest.mark.parametrize("name", ["ruler_mq", "ruler_vt", "ruler_profile"])
+def test_evidence_with_the_embedded_models_tokenizer(name, make, template):
+    tokenizer = load_tokenizer(embedded_directory())
+    for request in make(name).requests(tokenizer, template, 2):
+        answers = set(request.answers)
+        assert 900 < request.num_context_tokens <= 1024
+        assert answers <= set(evidence_runs(request, tokenizer))
+        if name != "ruler_vt":
+            # It writes each digit as a token of its own.
+            assert len(request.evidence) == 7 * len(answers)
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), [

@@ -1,6 +1,6 @@
 """Compiles every kernel that a launch of the three ops would start, for GPUs this machine need not have.
 
-Run without TRITON_INTERPRET: `python tests/kernels/compile_worker.py` prints JSON, one entry per (case, kernel, target).
+Run without TRITON_INTERPRET; prints JSON, one entry per (model, case, kernel, target).
 The launchers run on CPU tensors with their kernels replaced by recorders, so that what is compiled is what they launch:
 same tile sizes, same specialisation, same options.
 """
@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,7 +50,7 @@ class Recorder:
 
 def record(launch: Callable[[], Any]) -> list[tuple[Any, dict[str, Any]]]:
     """(kernel, arguments) of every launch that `launch()` makes."""
-    originals: list[tuple[ModuleType, str, Any]] = [(m, n, getattr(m, n)) for m, names in KERNELS.items() for n in names]
+    originals = [(module, name, getattr(module, name)) for module, names in KERNELS.items() for name in names]
     recorders = [Recorder(kernel) for _, _, kernel in originals]
     try:
         for (module, name, _), recorder in zip(originals, recorders, strict=True):
@@ -92,7 +91,9 @@ def resource_usage(cubin: bytes) -> dict[str, int]:
         file.flush()
         command = [str(tool), "-res-usage", file.name]
         report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {"registers": int(re.search(r"REG:(\d+)", report)[1]), "stack_bytes": int(re.search(r"STACK:(\d+)", report)[1])}
+    return {
+        "registers": int(re.search(r"REG:(\d+)", report)[1]), "stack_bytes": int(re.search(r"STACK:(\d+)", report)[1]),
+    }  # fmt: skip
 
 
 def instructions(ptx: str) -> dict[str, Any]:

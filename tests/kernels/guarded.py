@@ -23,7 +23,7 @@ class Guarded:
 
 
 def guarded(*shape: int, dtype: torch.dtype = torch.float32, fill: torch.Tensor | None = None) -> Guarded:
-    """A [..., rows, heads, dim] tensor laid out as [..., heads, rows, dim], NaN around it and, without `fill`, in it."""
+    """[..., rows, heads, dim] laid out as [..., heads, rows, dim], NaN around it and, without `fill`, in it."""
     *lead, rows, heads, dim = shape
     buffer = torch.full((*lead, heads + 2, rows + 3, dim + 16), float("nan"), dtype=dtype)
     view = buffer[..., 1:-1, 1:-2, 8:-8].transpose(-3, -2)

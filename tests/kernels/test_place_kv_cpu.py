@@ -72,7 +72,8 @@ SLOTS = {
 def test_only_the_slots_are_written(implementation, slots_are, out_of_rank_order, num_rows):
     k, v = rows_of(num_rows)
     num_placed = (num_rows + 1) // 2 if out_of_rank_order else num_rows
-    rows = torch.randperm(num_rows, generator=torch.Generator().manual_seed(2))[:num_placed] if out_of_rank_order else None
+    shuffled = torch.randperm(num_rows, generator=torch.Generator().manual_seed(2))
+    rows = shuffled[:num_placed] if out_of_rank_order else None
     slots = SLOTS[slots_are](num_placed)
     cos, sin = angles(num_placed)
     outs = [guarded(200, 3, 64) for _ in range(2)]

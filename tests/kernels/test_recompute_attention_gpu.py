@@ -1,4 +1,4 @@
-"""GPU tier of `recompute_attention`: bf16 against float32, flash-attention's tolerance rule (kernels/gpu_cases.py)."""
+"""GPU tier of `recompute_attention`: the cases of kernels/gpu_cases.py, one test each."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import pytest
 import torch
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]  # fmt: skip
 
 
-def cases() -> list[str]:
-    pytest.importorskip("triton")
+def names() -> list[str]:
+    if not torch.cuda.is_available():
+        # Collected everywhere: without a device nothing here may import triton.
+        return ["all"]
     from kernels.gpu_cases import attention_cases
 
     return list(attention_cases())
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", names())
 def test_as_accurate_as_plain_torch(case):
     from kernels.gpu_cases import attention_cases
 

@@ -14,7 +14,7 @@ TOLERANCE = {
 NAN = float("nan")
 
 
-def inputs(rows: int, keys: int, heads: int, heads_kv: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0):
+def inputs(rows, keys, heads, heads_kv, dim, dtype=torch.float32, seed=0) -> tuple[torch.Tensor, ...]:
     """q, k, v and last_key: random rows in order of position, some of them at the same one."""
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(rows, heads, dim, generator=generator).to(dtype)

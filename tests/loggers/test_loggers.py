@@ -43,6 +43,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.
     """Two cells logged with every route to the network leading to a listener that notes who calls."""
     root, calls = tmp_path_factory.mktemp("wandb"), []
     with socket.create_server(("127.0.0.1", 0)) as server:
+
         def listen() -> None:
             while True:
                 try:
@@ -53,7 +54,13 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.
         threading.Thread(target=listen, daemon=True).start()
         proxy = f"http://127.0.0.1:{server.getsockname()[1]}"
         env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-        env |= {"HTTPS_PROXY": proxy, "HTTP_PROXY": proxy, "https_proxy": proxy, "http_proxy": proxy, "HOME": str(root / "home")}
+        env |= {
+            "HTTPS_PROXY": proxy,
+            "HTTP_PROXY": proxy,
+            "https_proxy": proxy,
+            "http_proxy": proxy,
+            "HOME": str(root / "home"),
+        }
         env |= {"NO_PROXY": "", "no_proxy": ""}
         done = subprocess.run([sys.executable, "-c", OFFLINE_RUN, str(root)], cwd=ROOT, env=env, capture_output=True,
                               text=True, check=True)  # fmt: skip
@@ -65,7 +72,10 @@ def test_offline_writes_one_run_a_cell_with_config_group_and_metrics(offline: tu
     runs = sorted((root / "wandb").glob("offline-run-*/run-*.wandb"))
     contents = [run.read_bytes() for run in runs]
     assert len(runs) == 2
-    assert {name for name in (b"cell-one", b"cell-two") for content in contents if name in content} == {b"cell-one", b"cell-two"}
+    assert {name for name in (b"cell-one", b"cell-two") for content in contents if name in content} == {
+        b"cell-one",
+        b"cell-two",
+    }
     for content in contents:
         for part in (b"sweep-7", b"selector", b"0.35", b"score_mean", b"0.625", b"ttft_s.median"):
             assert part in content

@@ -25,7 +25,9 @@ PUBLISHED = {
 
 
 def conf_spec(name: str) -> ModelSpec:
-    return instantiate(OmegaConf.load(CONF / f"{name}.yaml"))
+    config = OmegaConf.load(CONF / f"{name}.yaml")
+    config.pop("defaults", None)
+    return instantiate(config)
 
 
 def make_spec(**changes) -> ModelSpec:

@@ -97,7 +97,7 @@ def test_operations_cover_the_plan_once_and_stay_in_their_tensor(config, page_by
     _, sources, rows, _, _ = open_context(config, "disk", GEOMETRY)
     headers = [source.header for source in sources]
     step = ReadPlan(rows, gap=0).rest(2, np.random.default_rng(1).random(rows.num_context_tokens) < 0.3)
-    ops = device_reads(step, rows, headers, group=0, page_bytes=page_bytes, max_op_bytes=max_op_bytes).ops
+    ops = device_reads(step, rows, headers, group=0, page_bytes=page_bytes, max_op_bytes=max_op_bytes)
     touched = np.zeros(2 * rows.num_rows * GEOMETRY.row_bytes, int)
     for chunk, offset, size, target in ops:
         assert 0 < size <= max_op_bytes and offset % page_bytes == target % page_bytes == size % page_bytes == 0
@@ -248,7 +248,8 @@ def test_buffers_are_aligned_reused_and_limited():
 
 
 def test_bench_link_measures_every_arm(config):
-    arms = [LinkArm(tier=tier, gb_per_s=speed, transfer_bytes=1 << 20) for tier, speed in (("ram", 0.5), ("disk", None))]
+    settings = {"ram": 0.5, "disk": None}
+    arms = [LinkArm(tier=tier, gb_per_s=speed, transfer_bytes=1 << 20) for tier, speed in settings.items()]
     found = bench_link(config, arms, file_bytes=8 << 20, seconds=0.02, rounds=2)
     assert set(found) == {"ram@0.5,1MiB", "disk@max,1MiB"} and all(len(arm["raw"]) == 2 for arm in found.values())
     assert 0 < found["ram@0.5,1MiB"]["median"] < 0.55 and found["disk@max,1MiB"]["reached"] is None
