@@ -8,7 +8,6 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from qcfuse.config import register
 from runners.compose_errors import explain
 from runners.dispatch import run_configs
 
@@ -27,6 +26,7 @@ def main(config: DictConfig | list[DictConfig]) -> None:
 
 
 if __name__ == "__main__":
-    register()
+    # argparse takes overrides on one side of a flag only; users put -m anywhere.
+    sys.argv.sort(key=lambda argument: argument in ("-m", "--multirun"))
     explain(sys.argv[1:])
     main()

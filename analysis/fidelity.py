@@ -72,7 +72,7 @@ def _label(pair: list, model: str) -> None:
         ax.set_ylabel(f"{model}\n{text}" if model else text)
     kl, agreement = pair[0][0], pair[1][0]
     agreement.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    agreement.set_ylim(min(0.9, agreement.get_ylim()[0]), 1.02)
+    agreement.set_ylim(min(0.9, agreement.get_ylim()[0]), 1.015)
     low, high = kl.get_ylim()
     kl.yaxis.set_major_formatter("{x:g}")
     # within about a decade there is hardly a power of ten to read off

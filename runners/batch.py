@@ -29,14 +29,12 @@ class Batch:
         self.metric = metrics.get(cell.dataset.metric)
         self.references = References(Path(cell.output_dir, "references"), engine)
 
-    def judge(self) -> None:
+    def judge(self, request: Request) -> None:
         """One probe per selector and one decoding batch for all cells that still miss the sample."""
-        bar = tqdm(self.requests, desc=f"quality {self.label} ({len(self.dirs)} cells)", unit="sample")
-        for request in bar:
-            missing = [d for d in self.dirs if request.sample_id not in d.records]
-            if missing:
-                for cell_dir, record in zip(missing, self._judge(request, missing), strict=True):
-                    cell_dir.add_record(record)
+        missing = [d for d in self.dirs if request.sample_id not in d.records]
+        if missing:
+            for cell_dir, record in zip(missing, self._judge(request, missing), strict=True):
+                cell_dir.add_record(record)
 
     def time(self, decode: bool) -> None:
         """Request by request, the cells in turn, in an order that rotates with the sample; a warm-up is discarded."""

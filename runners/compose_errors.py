@@ -16,11 +16,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from qcfuse.config import register
+
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 
 
 def explain(arguments: Sequence[str]) -> None:
     """Composes what the command line asks for (each value of a sweep alone) and exits with one line where it fails."""
+    register()
     texts = [a for a in arguments if "=" in a and not a.startswith("-") and not a.lstrip("+~").startswith("hydra")]
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+
+from tqdm import tqdm
 
 from runners import env
 from runners.batch import Batch
@@ -29,8 +32,11 @@ class Evaluate:
         for same_engine in grouped(cells, "model", "engine", "storage", "anchors"):
             opened = (self._open(same_data, engines) for same_data in grouped(same_engine, "dataset", "limit"))
             batches = [batch for batch in opened if batch is not None]
-            for batch in batches:
-                batch.judge()
+            # Datasets in turn, so that an interrupted run has as many samples of each.
+            turns = [(batch, r) for same in zip_longest(*(b.requests for b in batches)) for batch, r in zip(batches, same)]
+            for batch, request in tqdm(turns, desc="quality", unit="sample"):
+                if request is not None:
+                    batch.judge(request)
             for batch in batches:
                 batch.time(self.time_decode)
                 batch.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -24,17 +24,31 @@ CELLS = {
 }
 
 
-def expand(*overrides: str) -> list[Cell]:
+def num_cells(*overrides: str) -> int:
+    """Cells of an experiment's grid: a selector of one fixed rho has one cell where the others have one per rho.
+
+    Every option of the grid is built, each beside the first ones of the other groups.
+    """
     config, hydra = composed(overrides)
     params = OmegaConf.to_container(OmegaConf.merge(config, {"hydra": hydra}).hydra.sweeper.params, resolve=True)
-    grid = [[f"{key}={value}" for value in str(values).split(",")] for key, values in params.items()]
-    cells = [Cell.of(*composed([*overrides, *point])) for point in product(*grid)]
-    return list({cell.path: cell for cell in cells}.values())
+    options = {key: str(values).split(",") for key, values in params.items()}
+    first = [f"{key}={values[0]}" for key, values in options.items()]
+    cells = {
+        (key, value): Cell.of(*composed([*overrides, *first, f"{key}={value}"]))
+        for key, values in options.items()
+        for value in values
+    }
+    assert all("scale" not in str(cell.path) for cell in cells.values())
+    fixed = sum(cells["selector", name].selector.fixed_rho is not None for name in options["selector"])
+    swept = (len(options["selector"]) - fixed) * len(options["rho"])
+    return (fixed + swept) * prod(len(options.get(key, [""])) for key in ("model", "dataset"))
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_builds(option, tmp_path):
-    extra = ["dataset.path=data.jsonl"] if option == "dataset=jsonl" else []
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"input": "Who?", "context": ["Ann was here."], "answers": ["Ann"]}\n')
+    extra = [f"dataset.path={data}"] if option == "dataset=jsonl" else []
     cell = Cell.of(*composed([option, *extra, f"output_dir={tmp_path}"]))
     assert cell.path.is_relative_to(tmp_path) and len(cell.sha256) == 64
 
@@ -45,9 +59,8 @@ def test_all_groups_are_covered():
 
 @pytest.mark.parametrize("name,scale", CELLS)
 def test_experiments_expand_to_their_cells(name, scale):
-    cells = expand(f"experiment={name}", *([] if scale == "embedded" else [f"scale={scale}"]))
-    assert len(cells) == CELLS[name, scale]
-    assert all("scale" not in str(cell.path) for cell in cells)
+    given = [] if scale == "embedded" else [f"scale={scale}"]
+    assert num_cells(f"experiment={name}", *given) == CELLS[name, scale]
 
 
 def test_no_experiment_is_left_out():

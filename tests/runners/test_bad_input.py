@@ -52,7 +52,7 @@ def test_rho_outside_0_to_1(tiny_cell, rho):
         ("bandwidth=5", "bandwidth=5"),
         ("rho=auto", "rho=auto"),
         ("reduce=median", "reduce='median'"),
-        ("scale.num_chunks=400", "exceed the model's window of 4096"),
+        ("model.max_context=300", "exceed the model.s window of 300"),
         ("anchors.scope=token", "anchors.scope='token'"),
         ("engine.num_threads=0", "engine.num_threads=0"),
     ],

@@ -173,7 +173,7 @@ def test_prepare_makes_caches_once(tiny_cell, capsys):
 
 def test_profile_ranks_layers_on_its_own_data(tiny_cell, tmp_path):
     kept = [o for o in tiny_cell if not o.startswith(("runner", "dataset", "selector.layers"))]
-    run_here([*kept, "runner=profile", "dataset=ruler_profile", "limit=3"])
+    run_here([*kept, "runner=profile", "dataset=ruler_profile", "model.critical_layers.file=null", "limit=3"])
     profile = json.loads((tmp_path / "out/profile/qwen3_8b.json").read_text())
     assert sorted(profile["layers"]) == [0, 1, 2, 3]
     recalls = [profile["recall_by_layer"][layer] for layer in profile["layers"]]
