@@ -61,7 +61,7 @@ bench: $(STAMP)  ## Measure TTFT, selection and ops into outputs/bench
 	$(PY) run.py runner=bench
 
 figures: $(STAMP)  ## Draw every figure whose cells are in outputs/
-	$(PY) -m analysis figures
+	$(PY) -m analysis figures --log
 
 clean:  ## Remove caches and build leftovers; .venv and outputs/ stay
 	rm -rf build *.egg-info .pytest_cache .ruff_cache

@@ -18,6 +18,8 @@ from qcfuse.types import budget
 # What names a cell's directory itself, or changes nothing in its records: no part of "other overrides".
 NAMED = ("model", "dataset", "selector", "engine", "rho", "bandwidth", "experiment", "experiment_name")
 INERT = ("limit", "force", "logger", "runner", "output_dir")
+# Not hashed either: `scale` acts through the dataset's own fields, the others say where things lie.
+UNHASHED = (*INERT, "experiment_name", "scale")
 SCALARS = ("rho", "bandwidth", "limit", "seed", "reduce", "force", "dump", "output_dir", "experiment_name")
 
 
@@ -70,8 +72,9 @@ class Cell:
     @property
     def sha256(self) -> str:
         """Of the resolved config (without what changes no record) and of the critical layers that it leads to."""
-        config = {key: value for key, value in self.config.items() if key not in INERT and key != "experiment_name"}
+        config = {key: value for key, value in self.config.items() if key not in UNHASHED}
         config["rho"] = self.rho
+        config["storage"] = {key: value for key, value in config["storage"].items() if key != "root"}
         config["critical_layers"] = {k: list(v) for k, v in self.model.critical_layers.named().items()}
         return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
 

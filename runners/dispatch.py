@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omegaconf import DictConfig
+from tqdm import tqdm
 
 from qcfuse.engine.base import Engine
+from qcfuse.types import Request
 from runners.cell import Cell
 
 
@@ -37,6 +39,18 @@ class Engines:
             self._engine = cell.engine.build(cell.model, cell.anchors, cell.storage)
             self._key = key
         return self._engine
+
+
+def build_requests(cell: Cell, engine: Engine) -> list[Request]:
+    """The cell's requests in the engine's ids. Raises ValueError where one does not fit the model's window."""
+    label = f"requests {cell.choices['dataset']}"
+    requests = [
+        cell.dataset.request(index, engine.tokenizer, cell.model.template)
+        for index in tqdm(range(cell.dataset.count(cell.limit)), desc=label, unit="sample", leave=False)
+    ]
+    for request in requests:
+        engine.check(request)
+    return requests
 
 
 def grouped(cells: Sequence[Cell], *groups: str) -> list[list[Cell]]:

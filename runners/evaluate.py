@@ -12,7 +12,7 @@ from runners import env
 from runners.batch import Batch
 from runners.cell import Cell
 from runners.cell_dir import CellDir
-from runners.dispatch import Engines, grouped
+from runners.dispatch import Engines, build_requests, grouped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,7 @@ class Evaluate:
         engine = engines.of(cells[0])
         for cell_dir in pending:
             engine.check_selector(cell_dir.cell.selector)
-        requests = dataset.requests(engine.tokenizer, cells[0].model.template, limit)
-        for request in requests:
-            engine.check(request)
+        requests = build_requests(cells[0], engine)
         description = {"task_prompt_sha256": dataset.prompt_sha256, **env.describe()}
         for cell_dir in pending:
             cell_dir.open(description)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from runners.cell import Cell
-from runners.dispatch import Engines, grouped
+from runners.dispatch import Engines, build_requests, grouped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,7 @@ class Prepare:
                 cell = same_data[0]
                 cell.dataset.count(cell.limit)
                 engine = engines.of(cell)
-                requests = cell.dataset.requests(engine.tokenizer, cell.model.template, cell.limit)
-                for request in requests:
-                    engine.check(request)
+                requests = build_requests(cell, engine)
                 label = f"prepare {cell.choices['model']} {cell.choices['dataset']}"
                 made = sum(engine.prepare(request) for request in tqdm(requests, desc=label, unit="sample"))
                 print(f"{label}: {made} caches made for {len(requests)} samples, the rest was there")

@@ -23,7 +23,7 @@ from qcfuse.types import Request
 from runners import env
 from runners.cell import Cell
 from runners.cell_dir import write_atomic
-from runners.dispatch import Engines
+from runners.dispatch import Engines, build_requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Profile:
                 raise ValueError(f"runner=profile profiles selector=qcfuse, not {cell.selector.name}")
             cell.dataset.count(cell.limit)
             engine = engines.of(cell)
-            requests = cell.dataset.requests(engine.tokenizer, cell.model.template, cell.limit)
+            requests = build_requests(cell, engine)
             path = cell.model.critical_layers.path or Path(cell.output_dir, "profile", f"{cell.model.name}.json")
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(self.profile(cell, engine, requests), indent=1) + "\n")

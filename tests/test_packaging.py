@@ -20,7 +20,7 @@ LAYERS = {
     "qcfuse.selectors": 3, "qcfuse.anchors": 3, "qcfuse.store": 3, "qcfuse.data": 3, "qcfuse.metrics": 3,
     "qcfuse.decoder": 3, "qcfuse": 2, "kernels": 1,
 }  # fmt: skip
-BOTTOM = {"qcfuse.types", "qcfuse.hints"}
+BOTTOM = {"qcfuse.types"}
 """Modules under everything: they import nothing of this project."""
 
 

@@ -15,7 +15,7 @@ from qcfuse.types import ChunkCache, PrefixCache
 
 @dataclass(frozen=True, kw_only=True)
 class Subset:
-    """Some stored rows of a request, in the order in which they are stored.
+    """Some stored rows of a request, in the order of their tokens (so that they are written front to back).
 
     positions: [n] int64, request positions. parts: per stored segment its index (None: the prefix) and its rows.
     """
@@ -25,7 +25,7 @@ class Subset:
 
 
 class MemorySource:
-    """Chunk and prefix caches that lie in memory. Rows come back un-rotated and in storage order.
+    """Chunk and prefix caches that lie in memory. Rows come back un-rotated and in token order.
 
     Layers count as in the model; layer 0 is not stored (its K and V depend on the embeddings alone).
     """
@@ -55,10 +55,9 @@ class MemorySource:
             parts.append((None, rows))
             positions.append(rows)
         for i, (start, chunk) in enumerate(zip(self.layout.chunk_starts, self.chunks, strict=True)):
-            index = start + self._order(chunk, layer)
-            rows = keep[index].nonzero()[:, 0]
-            parts.append((i, rows))
-            positions.append(index[rows] + self.layout.num_prefix)
+            tokens = keep[start : start + chunk.num_tokens].nonzero()[:, 0]
+            parts.append((i, self._order(chunk, layer).argsort()[tokens]))
+            positions.append(tokens + start + self.layout.num_prefix)
         empty = self.layout.positions[:0]
         return Subset(positions=torch.cat(positions) if positions else empty, parts=tuple(parts))
 
