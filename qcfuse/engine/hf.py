@@ -13,6 +13,7 @@ from qcfuse.anchors.base import AnchorRule
 from qcfuse.data.base import check_fits
 from qcfuse.decoder.hf import HFDecoder
 from qcfuse.engine.base import Arm, Engine, Quality, Reference, Timing
+from qcfuse.engine.branches import Branch, Branches
 from qcfuse.engine.decode import extend, greedy
 from qcfuse.engine.planned_bytes import no_bytes, planned_bytes
 from qcfuse.fusion.cache import KVCache
@@ -111,10 +112,10 @@ class HFEngine(Engine):
     def reference(self, request: Request) -> Reference:
         layout = Layout(request, self.decoder.device)
         count = min(self.config.num_answer_tokens, request.max_new_tokens)
-        k, v, caches = self._batch(1, layout.num_tokens + count)
-        logits = full_prefill(self.decoder, layout, caches[0], Timeline())
-        outputs, steps = greedy(self.decoder, logits, k, v, layout.num_tokens, count, self.loaded.stop_ids)
-        steps = torch.cat(steps)
+        cache = KVCache.empty(self.decoder, layout.num_tokens)
+        logits = full_prefill(self.decoder, layout, cache, Timeline())
+        alone = Branches(cache, 0, [Branch.of(cache, layout.positions)], count)
+        steps = torch.cat(greedy(self.decoder, logits, alone, layout.num_tokens, count, self.loaded.stop_ids)[1])
         return Reference(answer_ids=steps.argmax(-1), logits=steps)
 
     @torch.inference_mode()
@@ -148,9 +149,8 @@ class HFEngine(Engine):
 
     @torch.inference_mode()
     def time(self, request: Request, arm: Arm, *, decode: bool) -> Timing:
-        num_rows = request.num_tokens + request.max_new_tokens
-        if self._pool is None or self._pool.num_rows < num_rows:
-            self._pool = KVCache.empty(self.decoder, num_rows)
+        if self._pool is None or self._pool.num_rows < request.num_tokens:
+            self._pool = KVCache.empty(self.decoder, request.num_tokens)
         cache = KVCache(k=self._pool.k, v=self._pool.v)
         if arm.selector.fixed_rho == 1.0:
             return self._time_full_prefill(request, cache, decode)
@@ -174,29 +174,35 @@ class HFEngine(Engine):
     def _judge_batch(
         self, base: Fusion, arms: Sequence[Arm], selections: Sequence[Selection], reference: Reference
     ) -> list[Quality]:
-        request, num_tokens = base.layout.request, base.layout.num_tokens
-        k, v, caches = self._batch(len(arms), num_tokens + request.max_new_tokens)
-        first = []
-        for arm, selection, cache in zip(arms, selections, caches, strict=True):
+        layout, request, num_tokens = base.layout, base.layout.request, base.layout.num_tokens
+        cache = KVCache.empty(self.decoder, num_tokens)
+        first, branches = [], []
+        for arm, selection in zip(arms, selections, strict=True):
             if arm.selector.fixed_rho == 1.0:
                 first.append(self._engine_prefill(request, cache))
+                branches.append(Branch.of(cache, layout.positions))
                 continue
-            cache.copy_from(base.cache, num_tokens)
+            cache.copy_from(base.cache, layout.context_end)
             first.append(self._fusion(request, cache, Timeline()).recompute(selection.selected))
+            own = torch.cat([selection.selected + layout.num_prefix, layout.suffix_positions])
+            branches.append(Branch.of(cache, own))
         first = torch.cat(first)
-        forced = self._forced(reference, first, k, v, num_tokens)
-        outputs, _ = greedy(self.decoder, first, k, v, num_tokens, request.max_new_tokens, self.loaded.stop_ids)
+        caches = Branches(base.cache, layout.context_end, branches, request.max_new_tokens + len(reference.answer_ids))
+        forced = self._forced(reference, first, caches, num_tokens)
+        outputs, _ = greedy(
+            self.decoder, first, caches, num_tokens, request.max_new_tokens, self.loaded.stop_ids
+        )
         return [
             _quality(selection, ids, logits, reference, base.layout)
             for selection, ids, logits in zip(selections, outputs, forced, strict=True)
         ]
 
-    def _forced(self, reference: Reference, first: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+    def _forced(self, reference: Reference, first: Tensor, caches: Branches, start: int) -> Tensor:
         """Logits [C, A, vocab] along the reference answer; the rows written to the caches are scratch."""
         if reference.answer_ids.shape[0] == 1:
             return first[:, None]
         ids = reference.answer_ids[:-1].to(first.device).expand(first.shape[0], -1)
-        return torch.cat([first[:, None], extend(self.decoder, ids, k, v, start)], 1)
+        return torch.cat([first[:, None], extend(self.decoder, ids, caches, start)], 1)
 
     def _time_full_prefill(self, request: Request, cache: KVCache, decode: bool) -> Timing:
         """Both full-prefill arms, one after the other; the faster one's stages stand for the method."""
@@ -230,9 +236,10 @@ class HFEngine(Engine):
         return out.logits[0, -1:].float()
 
     def _time_decode(self, request: Request, logits: Tensor, cache: KVCache) -> float:
+        rows = torch.arange(request.num_tokens, device=self.decoder.device)
+        alone = Branches(cache, 0, [Branch.of(cache, rows)], request.max_new_tokens)
         timeline = self._timeline()
-        k, v = cache.k[:, None], cache.v[:, None]
-        greedy(self.decoder, logits, k, v, request.num_tokens, request.max_new_tokens, self.loaded.stop_ids)
+        greedy(self.decoder, logits, alone, request.num_tokens, request.max_new_tokens, self.loaded.stop_ids)
         return timeline.finish()
 
     def _fusion(self, request: Request, cache: KVCache, timeline: Timeline) -> Fusion:
@@ -255,13 +262,6 @@ class HFEngine(Engine):
                 chunks[ids] = chunk or prepare_chunk(self.decoder, ids, self.anchors, self.encode)
             self._opened = (request.prompt_sha256, prefix, [chunks[ids] for ids in request.chunk_ids])
         return self._opened[1:]
-
-    def _batch(self, num_caches: int, num_rows: int) -> tuple[Tensor, Tensor, list[KVCache]]:
-        """k, v [L, C, S, Hkv, D] and the caches that are their slices."""
-        shape = (self.decoder.num_layers, num_caches, num_rows, self.decoder.num_kv_heads, self.decoder.head_dim)
-        k = torch.empty(shape, dtype=self.decoder.dtype, device=self.decoder.device)
-        v = torch.empty_like(k)
-        return k, v, [KVCache(k=k[:, i], v=v[:, i]) for i in range(num_caches)]
 
     def _timeline(self) -> Timeline:
         return Timeline(torch.cuda.synchronize if self.decoder.device.type == "cuda" else None)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from qcfuse.engine.base import Arm
+from qcfuse.engine.branches import Branch, Branches
 from qcfuse.engine.decode import extend, greedy
 from qcfuse.fusion.cache import KVCache
 from qcfuse.metrics.fidelity import kl_divergence
@@ -90,12 +91,10 @@ def test_greedy_equals_generate_and_stops(tiny):
         ids = torch.tensor([rig.request.input_ids])
         options = {"do_sample": False, "attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": -1}
         expected = tiny.generate(ids, max_new_tokens=8, **options)[0, num:].tolist()
-    caches = KVCache.empty(rig.decoder, num + 8)
-    caches.k[:, :num], caches.v[:, :num] = rig.full_by_loop()[1].k, rig.full_by_loop()[1].v
+    logits, cache = rig.full_by_loop()
     for stops in ((), (expected[3],)):
-        first = rig.full_by_loop()[0].repeat(3, 1)
-        k, v = (x[:, None].repeat(1, 3, 1, 1, 1) for x in (caches.k, caches.v))
-        outputs, steps = greedy(rig.decoder, first, k, v, num, 8, stops)
+        branches = [Branch.of(cache, torch.arange(num)) for _ in range(3)]
+        outputs, steps = greedy(rig.decoder, logits.repeat(3, 1), Branches(cache, 0, branches, 8), num, 8, stops)
         end = expected.index(expected[3]) if stops else 8
         assert outputs == [expected[:end]] * 3
         assert torch.cat([step[:1] for step in steps]).argmax(-1).tolist()[:end] == expected[:end]
@@ -104,15 +103,35 @@ def test_greedy_equals_generate_and_stops(tiny):
 def test_extend_many_rows_equals_one_by_one(tiny):
     rig = Rig(tiny, make_request())
     num, new = rig.layout.num_tokens, torch.tensor([[40, 50, 60], [70, 80, 90]])
-    caches = rig.full_by_loop()[1]
+    cache = rig.full_by_loop()[1]
 
-    def batch():
-        room = torch.zeros(rig.decoder.num_layers, 2, num + 3, rig.decoder.num_kv_heads, rig.decoder.head_dim)
-        k, v = room.clone(), room.clone()
-        k[:, :, :num], v[:, :, :num] = caches.k[:, None], caches.v[:, None]
-        return k, v
+    def batch() -> Branches:
+        return Branches(cache, 0, [Branch.of(cache, torch.arange(num))] * 2, 3)
 
-    together = extend(rig.decoder, new, *batch(), num)
-    k, v = batch()
-    single = [extend(rig.decoder, new[:, i : i + 1], k, v, num + i) for i in range(3)]
+    together = extend(rig.decoder, new, batch(), num)
+    caches = batch()
+    single = [extend(rig.decoder, new[:, i : i + 1], caches, num, i) for i in range(3)]
     torch.testing.assert_close(together, torch.cat(single, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_shared_rows_are_those_that_a_sequence_does_not_own(tiny):
+    """Three sequences with other owned rows, one dropped midway, against each with everything its own."""
+    rig = Rig(tiny, make_request())
+    num, base = rig.layout.num_tokens, rig.full_by_loop()[1]
+    owned = [torch.arange(30, num), torch.tensor([2, 7, *range(40, num)]), torch.arange(30, num)]
+    fused = []
+    for seed, rows in enumerate(owned):
+        cache = KVCache(k=base.k.clone(), v=base.v.clone())
+        noise = torch.randn(2, *cache.k[:, rows].shape, generator=torch.Generator().manual_seed(seed))
+        cache.k[:, rows], cache.v[:, rows] = noise[0], noise[1]
+        fused.append(cache)
+    garbage = KVCache(k=base.k.clone(), v=base.v.clone())
+    garbage.k[:, 40:], garbage.v[:, 40:] = torch.nan, torch.nan
+    caches = Branches(garbage, 40, [Branch.of(c, r) for c, r in zip(fused, owned, strict=True)], 4)
+    alone = [Branches(c, 0, [Branch.of(c, torch.arange(num))], 4) for c in fused]
+    tokens = torch.tensor([[40, 50], [60, 70], [80, 90]])
+    expected = torch.cat([extend(rig.decoder, tokens[i : i + 1], alone[i], num) for i in range(3)])
+    torch.testing.assert_close(extend(rig.decoder, tokens, caches, num), expected, rtol=1e-4, atol=1e-4)
+    caches.keep([1, 2])
+    expected = torch.cat([extend(rig.decoder, tokens[i : i + 1, :1], alone[i], num, 2) for i in (1, 2)])
+    torch.testing.assert_close(extend(rig.decoder, tokens[1:, :1], caches, num, 2), expected, rtol=1e-4, atol=1e-4)
