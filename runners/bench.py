@@ -25,6 +25,7 @@ from runners.cell import Cell
 from runners.cell_dir import write_atomic
 from runners.dispatch import Engines
 
+NAMES = ("ttft_hf", "select_hf", "ops")
 SELECTION = ("probe", "wait_select", "score", "select")
 
 
@@ -45,9 +46,11 @@ class Bench:
     selectors: dict[str, Any]
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.names if name not in ("ttft_hf", "select_hf", "ops")]
+        unknown = [name for name in self.names if name not in NAMES]
         if unknown:
-            raise ValueError(f"runner.names={list(self.names)}: {unknown[0]} is unknown; choose ttft_hf, select_hf, ops")
+            raise ValueError(
+                f"runner.names={list(self.names)}: {unknown[0]} is unknown; choose from {', '.join(NAMES)}"
+            )
         if self.repeats < 5:
             raise ValueError(f"runner.repeats={self.repeats}: a median needs at least 5")
 
@@ -93,7 +96,11 @@ class Bench:
                     ttft.setdefault(name, []).append(timing.ttft_s)
                     selection.setdefault(name, []).append(sum(timing.stages_s[stage] for stage in SELECTION))
         work = self._work(engine, request, arms)
-        common = {"threads": torch.get_num_threads(), "context_tokens": request.num_context_tokens, "env": env.describe()}
+        common = {
+            "threads": torch.get_num_threads(),
+            "context_tokens": request.num_context_tokens,
+            "env": env.describe(),
+        }
         if "ttft_hf" in self.names:
             write_atomic(directory / "ttft_hf.json", json.dumps(ttft_report(ttft, work, common), indent=1))
         if "select_hf" in self.names:
@@ -116,9 +123,7 @@ class Bench:
         return flops
 
 
-def ttft_report(
-    raw: dict[str, list[float]], work: dict[str, dict[str, int]], common: dict[str, Any]
-) -> dict[str, Any]:
+def ttft_report(raw: dict[str, list[float]], work: dict[str, dict[str, int]], common: dict[str, Any]) -> dict[str, Any]:
     """Ratios against the full-prefill arm of the lower median; the work bound and its share reached beside each."""
     best = min(("full_engine", "full_loop"), key=lambda name: median(raw[name]))
     fused = [name for name in raw if name not in ("full_engine", "full_loop")]

@@ -86,7 +86,9 @@ def _known_keys() -> list[str]:
     def walk(node: DictConfig, prefix: str) -> None:
         for key in node:
             keys.append(f"{prefix}{key}")
-            child = OmegaConf.select(config, f"{prefix}{key}", throw_on_missing=False, throw_on_resolution_failure=False)
+            child = OmegaConf.select(
+                config, f"{prefix}{key}", throw_on_missing=False, throw_on_resolution_failure=False
+            )
             if isinstance(child, DictConfig):
                 walk(child, f"{prefix}{key}.")
 

@@ -27,7 +27,9 @@ def write_dump(directory: Path, request: Request, quality: Quality) -> None:
     }
     directory.mkdir(parents=True, exist_ok=True)
     name = request.sample_id.replace("/", "_")
-    save_file({key: value.cpu().contiguous().clone() for key, value in tensors.items()}, directory / f"{name}.safetensors")
+    save_file(
+        {key: value.cpu().contiguous().clone() for key, value in tensors.items()}, directory / f"{name}.safetensors"
+    )
 
 
 def _or_empty(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

@@ -33,16 +33,16 @@ class Evaluate:
             opened = (self._open(same_data, engines) for same_data in grouped(same_engine, "dataset", "limit"))
             batches = [batch for batch in opened if batch is not None]
             # Datasets in turn, so that an interrupted run has as many samples of each.
-            turns = [(batch, r) for same in zip_longest(*(b.requests for b in batches)) for batch, r in zip(batches, same)]
-            for batch, request in tqdm(turns, desc="quality", unit="sample"):
-                if request is not None:
-                    batch.judge(request)
+            turns = [[(batch, request) for request in batch.requests] for batch in batches]
+            in_turn = [turn for same in zip_longest(*turns) for turn in same if turn is not None]
+            for batch, request in tqdm(in_turn, desc="quality", unit="sample"):
+                batch.judge(request)
             for batch in batches:
                 batch.time(self.time_decode)
                 batch.finish()
 
     def _open(self, cells: Sequence[Cell], engines: Engines) -> Batch | None:
-        """Checks everything before the first sample runs; None where every cell is finished (nothing is loaded then)."""
+        """Checks everything before the first sample runs; None (and nothing loaded) where all cells are done."""
         dataset, limit = cells[0].dataset, cells[0].limit
         count = dataset.count(limit)
         num_timed = count if self.num_timed is None else min(count, self.num_timed)

@@ -59,7 +59,9 @@ class Profile:
         """Recall by layer and by top-k over all samples; the list is ordered by recall, equal ones by depth."""
         without = [request.sample_id for request in requests if not request.evidence]
         if without:
-            raise ValueError(f"runner=profile needs answer spans, and {without[0]} has none; give dataset=ruler_profile")
+            raise ValueError(
+                f"runner=profile needs answer spans, and {without[0]} has none; give dataset=ruler_profile"
+            )
         scores = [
             engine.layer_importance(request, cell.selector)
             for request in tqdm(requests, desc=f"profile {cell.choices['model']}", unit="sample")
@@ -76,7 +78,9 @@ class Profile:
             "recall_by_layer": [round(e.value, 4) for e in estimates],
             "recall_ci95_by_layer": [[round(e.low, 4), round(e.high, 4)] for e in estimates],
             "recall_by_top_k": {k: round(value, 4) for k, value in top_k.items()},
-            "recall_all_layers": round(mean(self._recall(s.sum(0), r) for s, r in zip(scores, requests, strict=True)), 4),
+            "recall_all_layers": round(
+                mean(self._recall(s.sum(0), r) for s, r in zip(scores, requests, strict=True)), 4
+            ),
             "num_samples": len(requests),
             "settings": {
                 "command": " ".join(["python run.py", *cell.overrides]),

@@ -55,7 +55,7 @@ class Quality:
 class Timing:
     """Timed outcome of one request alone. stages_s: compute-thread seconds by stage, they add up to ttft_s.
 
-    arms: ttft_s and stages_s of full prefill by the engine's own path and by the fusion loop; empty for other selectors.
+    arms: ttft_s and stages_s of full prefill by the engine's own path and by the fusion loop; otherwise empty.
     """
 
     ttft_s: float

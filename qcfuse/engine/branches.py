@@ -1,7 +1,7 @@
 """KV of several sequences of one prompt that share most rows: the stitched cache once, each one's own rows beside it.
 
-Decoding is bound by reading KV. Arms of a sample differ in their recomputed rows and the suffix only, so the rest is read
-once for all of them.
+Decoding is bound by reading KV. Arms of a sample differ in their recomputed rows and the suffix only, so the rest is
+read once for all of them.
 """
 
 from __future__ import annotations

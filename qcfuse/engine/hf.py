@@ -15,21 +15,21 @@ from qcfuse.decoder.hf import HFDecoder
 from qcfuse.engine.base import Arm, Engine, Quality, Reference, Timing
 from qcfuse.engine.branches import Branch, Branches
 from qcfuse.engine.decode import extend, greedy
+from qcfuse.engine.fidelity import quality_of
 from qcfuse.engine.planned_bytes import no_bytes, planned_bytes
 from qcfuse.fusion.cache import KVCache
 from qcfuse.fusion.fuse import Fusion, full_prefill
 from qcfuse.fusion.layout import Layout
-from qcfuse.fusion.probe import ProbeResult, ProbeSpec
 from qcfuse.fusion.prepare import prepare_chunk, prepare_prefix
+from qcfuse.fusion.probe import ProbeResult, ProbeSpec
 from qcfuse.fusion.source import MemorySource
 from qcfuse.fusion.timeline import Timeline
-from qcfuse.metrics.fidelity import agreement, kl_divergence
 from qcfuse.models import LoadedModel, load
 from qcfuse.models.spec import ModelSpec
 from qcfuse.selectors.base import ProbeSelector, Selector
 from qcfuse.store.config import StoreConfig
 from qcfuse.store.geometry import KVGeometry
-from qcfuse.types import ChunkCache, PrefixCache, Request, Selection, budget
+from qcfuse.types import ChunkCache, PrefixCache, Request, Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,11 +189,9 @@ class HFEngine(Engine):
         first = torch.cat(first)
         caches = Branches(base.cache, layout.context_end, branches, request.max_new_tokens + len(reference.answer_ids))
         forced = self._forced(reference, first, caches, num_tokens)
-        outputs, _ = greedy(
-            self.decoder, first, caches, num_tokens, request.max_new_tokens, self.loaded.stop_ids
-        )
+        outputs, _ = greedy(self.decoder, first, caches, num_tokens, request.max_new_tokens, self.loaded.stop_ids)
         return [
-            _quality(selection, ids, logits, reference, base.layout)
+            quality_of(selection, ids, logits, reference, base.layout)
             for selection, ids, logits in zip(selections, outputs, forced, strict=True)
         ]
 
@@ -265,20 +263,3 @@ class HFEngine(Engine):
 
     def _timeline(self) -> Timeline:
         return Timeline(torch.cuda.synchronize if self.decoder.device.type == "cuda" else None)
-
-
-def _quality(
-    selection: Selection, output_ids: list[int], logits: Tensor, reference: Reference, layout: Layout
-) -> Quality:
-    full = reference.logits.to(logits.device)
-    kl, agrees = kl_divergence(full, logits), agreement(full, logits)
-    return Quality(
-        output_ids=output_ids,
-        first_logits=logits[0],
-        first_token_kl=float(kl[0]),
-        top1_agrees=bool(agrees[0]),
-        answer_kl=float(kl.mean()),
-        answer_agreement_frac=float(agrees.float().mean()),
-        selection=selection,
-        effective_recompute_frac=selection.selected.shape[0] / layout.num_context,
-    )

@@ -43,4 +43,3 @@ def no_bytes(geometry: KVGeometry, num_context_tokens: int) -> dict[str, int | N
     """Full prefill reads nothing."""
     names = ("prefix", "before_recompute", "requested", "device", "wasted")
     return {"total_kv": geometry.kv_bytes(num_context_tokens), **dict.fromkeys(names, 0)}
-

@@ -48,4 +48,3 @@ class KVCache:
         self.k[:, :num_rows] = other.k[:, :num_rows]
         self.v[:, :num_rows] = other.v[:, :num_rows]
         self.has_keys, self.has_values = set(other.has_keys), set(other.has_values)
-

@@ -18,8 +18,8 @@ Observer = Callable[[int, Tensor, Tensor, Tensor], None]
 def prefill(decoder: Decoder, ids: Tensor, cache: KVCache, start: int = 0, observe: Observer | None = None) -> Tensor:
     """Runs ids [R] at positions start, start + 1, ... over the cache, causally; returns hidden [R, H].
 
-    Cache rows start..start+R-1 are written in place. observe(layer, q, k, v) is called before a layer attends: q rotated
-    [R, Hq, D], k un-rotated and v [R, Hkv, D]; the layer's keys are in the cache by then.
+    Cache rows start..start+R-1 are written in place. observe(layer, q, k, v) is called before a layer attends: q
+    rotated [R, Hq, D], k un-rotated and v [R, Hkv, D]; the layer's keys are in the cache by then.
     """
     end = start + ids.shape[0]
     rows = torch.arange(start, end, device=ids.device)

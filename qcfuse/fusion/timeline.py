@@ -56,7 +56,9 @@ class Timeline:
     def chrome_trace(self, **metadata: object) -> dict[str, object]:
         """Chrome trace format (microseconds from arrival), for chrome://tracing or Perfetto."""
         threads = {name: i for i, name in enumerate(dict.fromkeys(span.thread for span in self.spans))}
-        names = [{"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": t}} for t, i in threads.items()]
+        names = [
+            {"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": t}} for t, i in threads.items()
+        ]
         events = [
             {
                 "ph": "X", "pid": 0, "tid": threads[span.thread], "cat": span.thread,

@@ -37,7 +37,7 @@ class Selector(ABC):
 
     @abstractmethod
     def pick(self, layout: Layout, rho: float, importance: Tensor | None, seed: int) -> Tensor:
-        """[floor(rho * N)] int64 context indices, sorted, unique. importance: [N] float64, given if a probe was asked."""
+        """[floor(rho * N)] int64 context indices, sorted, unique. importance: [N] float64, with a probe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,7 @@ class ProbeSelector(Selector):
 
     def probe_spec(self, num_layers: int, critical: Mapping[str, Sequence[int]]) -> ProbeSpec:
         layers = resolve_layers(self.layers, self.top_k, num_layers, critical)
-        return ProbeSpec(
-            anchor_ratio=self.anchor_ratio, layers=layers, reduce=self.reduce, score_rope=self.score_rope
-        )
+        return ProbeSpec(anchor_ratio=self.anchor_ratio, layers=layers, reduce=self.reduce, score_rope=self.score_rope)
 
     def pick(self, layout: Layout, rho: float, importance: Tensor | None, seed: int) -> Tensor:
         assert importance is not None, "a probe selector needs its probe"

@@ -1,4 +1,4 @@
-"""FusionRAG's query-guided selection. Based on arXiv 2601.12904 (question prefilled without the context, last layer)."""
+"""FusionRAG's query-guided selection. Based on arXiv 2601.12904 (question prefilled without context, last layer)."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def encode(
     image = torch.zeros(data_start + layout.data_bytes, dtype=torch.uint8)
     ranks = ranks[0] if layout.num_orders == 1 and ranks.ndim == 2 else ranks
     header = ChunkHeader(layout=layout, data_start=data_start, checksums=blank, order=ranks)
-    for target, source in zip(tensors_of(image, header), (k, v)):
+    for target, source in zip(tensors_of(image, header), (k, v), strict=True):
         grouped = source.unflatten(2, (geometry.head_groups, geometry.group_heads))
         target.copy_(grouped.transpose(1, 2))
     raw = image.numpy()

@@ -71,7 +71,7 @@ class ChunkStore:
     def get_prefix(self, ids: Sequence[int]) -> PrefixCache | None:
         """The exact KV of a prefix, rows in token order; shared like those of get."""
         found = self._load(self._prefix_identity(ids), len(ids))
-        return None if found is None else PrefixCache(**dict(zip("kv", chunk_file.decode(found))))
+        return None if found is None else PrefixCache(**dict(zip("kv", chunk_file.decode(found), strict=False)))
 
     def put_prefix(self, ids: Sequence[int], cache: PrefixCache) -> bool:
         return self._save(self._prefix_identity(ids), len(ids), cache.k, cache.v, torch.arange(cache.num_tokens))

@@ -29,8 +29,16 @@ def opened(tiny_dir, tmp_path_factory):
 
 
 def arms(*rhos: float) -> list[Arm]:
-    swept = [Arm(selector=selector(n, **({"layers": [1, 2]} if n == "qcfuse" else {})), rho=r, seed=0) for n in SWEPT for r in rhos]
-    return [Arm(selector=selector("full_prefill"), rho=1, seed=0), Arm(selector=selector("direct_reuse"), rho=0, seed=0), *swept]
+    swept = [
+        Arm(selector=selector(n, **({"layers": [1, 2]} if n == "qcfuse" else {})), rho=r, seed=0)
+        for n in SWEPT
+        for r in rhos
+    ]
+    return [
+        Arm(selector=selector("full_prefill"), rho=1, seed=0),
+        Arm(selector=selector("direct_reuse"), rho=0, seed=0),
+        *swept,
+    ]
 
 
 def test_the_baseline_is_transformers_without_a_mask_and_with_one_row_of_logits(opened, monkeypatch):

@@ -53,9 +53,7 @@ def test_direct_reuse_differs_from_full_prefill_where_chunks_matter(rig):
 
 def test_one_chunk_without_prefix_at_rho_0_equals_full_prefill(tiny):
     rig = Rig(tiny, make_request(chunks=(25,), prefix=0))
-    torch.testing.assert_close(
-        rig.fuse(selector("direct_reuse"), 0)[0], rig.full_by_transformers()[0], **CLOSE
-    )
+    torch.testing.assert_close(rig.fuse(selector("direct_reuse"), 0)[0], rig.full_by_transformers()[0], **CLOSE)
 
 
 def test_layer_0_is_exact_after_rotation_and_prefix_at_every_layer(rig):
@@ -140,7 +138,7 @@ def test_anchors_at_ratio_1_and_all_layers_make_qcfuse_prophetkv(rig):
 
 
 def test_a_compact_view_of_all_anchors_scores_like_the_full_view(rig):
-    """The two code paths of the probe agree: 0.999 keeps every token of these chunks but goes through the compact one."""
+    """Both code paths of the probe agree: 0.999 keeps every token of these chunks, yet takes the compact one."""
     compact = rig.fuse(selector("qcfuse", anchor_ratio=0.999, layers="all"), 0.3)[1]
     full = rig.fuse(selector("prophetkv"), 0.3)[1]
     assert compact.anchors.tolist() == list(range(rig.layout.num_context))
@@ -173,7 +171,9 @@ def test_edge_requests(tiny_llama, edge, name):
     request = EDGES[edge]
     if request is None:
         base = make_request(chunks=(9, 8))
-        request = type(base)(**{**base.__dict__, "chunk_ids": (base.chunk_ids[0], base.chunk_ids[1], base.chunk_ids[0])})
+        request = type(base)(
+            **{**base.__dict__, "chunk_ids": (base.chunk_ids[0], base.chunk_ids[1], base.chunk_ids[0])}
+        )
     request = type(request)(**{f: getattr(request, f) for f in request.__dataclass_fields__})
     rig = Rig(tiny_llama, request)
     for rho in (0.2, 0.5):
@@ -231,9 +231,7 @@ def test_a_ranking_per_layer_fuses_to_the_same_cache(rig):
     """Rank order is storage only: rho fixed, the fused logits do not depend on how rows were stored."""
     per_layer = Rig(rig.model, rig.request, rule("kvzip", scope="layer", num_sinks=4))
     assert per_layer.chunks[0].order.dim() == 2
-    torch.testing.assert_close(
-        per_layer.fuse(selector("epic"), 0.3)[0], rig.fuse(selector("epic"), 0.3)[0], **CLOSE
-    )
+    torch.testing.assert_close(per_layer.fuse(selector("epic"), 0.3)[0], rig.fuse(selector("epic"), 0.3)[0], **CLOSE)
     torch.testing.assert_close(
         per_layer.fuse(selector("prophetkv"), 0.3)[1].importance,
         rig.fuse(selector("prophetkv"), 0.3)[1].importance,

@@ -59,7 +59,9 @@ def test_selection_counts_what_torch_counts_but_for_attention(tiny_llama):
 
 def test_more_recompute_is_more_work_and_the_bound_is_below_one_over_rho(tiny_llama):
     layout, work = Rig(tiny_llama, make_request(chunks=(200,))).layout, None
-    work = Work(num_layers=4, hidden_size=64, intermediate_size=128, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512)
+    work = Work(
+        num_layers=4, hidden_size=64, intermediate_size=128, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512
+    )
     half = work.fusion(layout, torch.arange(100))
     assert work.fusion(layout, torch.arange(50)) < half < work.full_prefill(layout)
     assert 1 < work.full_prefill(layout) / half < 2.5

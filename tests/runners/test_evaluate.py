@@ -28,7 +28,9 @@ def untimed(records: list[dict]) -> list[dict]:
     return [{key: value for key, value in record.items() if key not in TIMES} for record in records]
 
 
-@pytest.mark.parametrize("model,family", [("qwen3_8b", "qwen3"), ("llama31_8b", "llama"), ("mistral_v03_7b", "mistral")])
+@pytest.mark.parametrize(
+    "model,family", [("qwen3_8b", "qwen3"), ("llama31_8b", "llama"), ("mistral_v03_7b", "mistral")]
+)
 def test_the_sweep_of_the_readme_gives_five_finished_cells(tiny_dir, tmp_path, model, family):
     done = run_cli(
         f"model={model}", "selector=qcfuse", "rho=0.1,0.2,0.3,0.4,0.5", "-m", f"model.path={tiny_dir(family)}",
@@ -58,7 +60,11 @@ def test_a_record_holds_every_field_and_stages_add_up(tiny_cell, tmp_path):
     metrics = json.loads((cell / "metrics.json").read_text())
     assert metrics["n"] == 2 and metrics["n_timed"] == 1 and metrics["n_failed"] == 0
     trace = json.loads((cell / "trace.json").read_text())
-    assert {event["args"]["kind"] for event in trace["traceEvents"] if event["ph"] == "X"} >= {"probe", "score", "recompute"}
+    assert {event["args"]["kind"] for event in trace["traceEvents"] if event["ph"] == "X"} >= {
+        "probe",
+        "score",
+        "recompute",
+    }
 
 
 def test_a_sweep_loads_the_model_once_and_runs_endpoints_once(tiny_cell, tmp_path, monkeypatch):

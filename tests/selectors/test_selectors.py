@@ -12,7 +12,9 @@ from tests.factories import selector
 from tests.fusion.conftest import make_request
 
 
-@pytest.mark.parametrize("rho,num,expected", [(0.35, 180, 63), (0.29, 100, 29), (0.1, 9, 0), (1, 7, 7), ("0.57", 100, 57)])
+@pytest.mark.parametrize(
+    "rho,num,expected", [(0.35, 180, 63), (0.29, 100, 29), (0.1, 9, 0), (1, 7, 7), ("0.57", 100, 57)]
+)
 def test_budget_is_decimal(rho, num, expected):
     assert budget(rho, num) == expected
 
@@ -39,7 +41,8 @@ def test_epic_at_the_paper_setting_takes_51_tokens_a_chunk():
 def test_random_is_seeded_by_prompt_and_seed_and_nested_over_rho():
     layout = Layout(make_request(), "cpu")
     small, again, large, other = (
-        set(selector("random").pick(layout, rho, None, seed).tolist()) for rho, seed in ((0.2, 1), (0.2, 1), (0.5, 1), (0.2, 2))
+        set(selector("random").pick(layout, rho, None, seed).tolist())
+        for rho, seed in ((0.2, 1), (0.2, 1), (0.5, 1), (0.2, 2))
     )
     assert small == again and small < large and small != other
     assert set(selector("random").pick(Layout(make_request(seed=5), "cpu"), 0.2, None, 1).tolist()) != small
@@ -64,7 +67,9 @@ def test_layers(layers, top_k, expected):
     assert resolve_layers(layers, top_k, 9, CRITICAL) == expected
 
 
-@pytest.mark.parametrize("layers,message", [("defualt", "defualt"), ([9], "0 to 8"), ([], "empty"), ("later_list", "runner=profile")])
+@pytest.mark.parametrize(
+    "layers,message", [("defualt", "defualt"), ([9], "0 to 8"), ([], "empty"), ("later_list", "runner=profile")]
+)
 def test_layers_that_do_not_exist(layers, message):
     with pytest.raises(ValueError, match=message):
         resolve_layers(layers, 3, 9, {} if layers == "later_list" else CRITICAL)

@@ -23,7 +23,7 @@ def open_context(config, tier, geometry, lengths=LENGTHS, repeat=()):
     store = replace(config, tier=tier).open(model_key="model", anchor_key="kvzip", geometry=geometry)
     caches = [make_cache(n, geometry, seed=i) for i, n in enumerate(lengths)]
     ids = [ids_of(n, i) for i, n in enumerate(lengths)]
-    for one, cache in zip(ids, caches):
+    for one, cache in zip(ids, caches, strict=True):
         assert store.put(one, cache)
     sources = [store.open(one) for one in ids]
     places = [*range(len(lengths)), *repeat]

@@ -13,6 +13,7 @@ from qcfuse.store import file_io
 from qcfuse.types import PrefixCache
 from tests.store.conftest import GEOMETRY, assert_same, ids_of, make_cache
 
+
 def fork(work, config):
     """Runs work(store, pipe) in another process; its return is this end of the pipe and the process."""
     context = multiprocessing.get_context("fork")
