@@ -12,7 +12,7 @@ PYTEST := $(PY) -m pytest -q
 STAMP := $(if $(wildcard $(VENV)/.setup-gpu),$(VENV)/.setup-gpu,$(VENV)/.setup-cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo test test-slow test-compile test-gpu bench figures clean
+.PHONY: help setup setup-gpu demo test test-slow test-compile test-gpu gpu-check bench figures clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ test-compile: $(STAMP)  ## Compile the Triton kernels for sm_80 and sm_90; needs
 
 test-gpu: $(STAMP)  ## Run the tests that need a CUDA device
 	$(PYTEST) -m gpu
+
+gpu-check: $(STAMP)  ## Check and time the Triton ops on a CUDA device, into outputs/bench
+	$(PY) -m kernels.gpu_check
 
 bench: $(STAMP)  ## Measure TTFT, selection and ops into outputs/bench
 	$(PY) run.py runner=bench

@@ -20,6 +20,8 @@ def fork(work, config):
     here, there = context.Pipe()
 
     def body():
+        # A forked child has none of its parent's OpenMP threads; a parallel region would wait for them for ever.
+        torch.set_num_threads(1)
         work(config.open(model_key="model", anchor_key="kvzip", geometry=GEOMETRY), there)
 
     process = context.Process(target=body)
