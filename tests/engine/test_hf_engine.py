@@ -77,7 +77,7 @@ def test_kl_is_that_of_the_fused_distribution_and_zero_for_full_prefill(opened):
     assert direct.answer_kl > 1e-4
 
 
-def test_timing_and_judging_select_and_answer_alike(opened):
+def test_every_arm_is_timed_and_its_stages_add_up(opened):
     engine, request = opened
     for arm in arms(0.3):
         timing = engine.time(request, arm, decode=True)
