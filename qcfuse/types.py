@@ -174,6 +174,7 @@ class Record:
     e2e_s: float | None = None
     stages_s: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int | None] = field(default_factory=dict)
+    pipeline_efficiency: float | None = None
     arms_ttft_s: dict[str, float] = field(default_factory=dict)
     evidence_cut_by_seam: bool | None = None
     error: str | None = None

@@ -55,6 +55,7 @@ class Quality:
 class Timing:
     """Timed outcome of one request alone. stages_s: compute-thread seconds by stage, they add up to ttft_s.
 
+    pipeline_efficiency: schedule bound over ttft_s, where a link of a set speed was read.
     arms: ttft_s and stages_s of full prefill by the engine's own path and by the fusion loop; otherwise empty.
     """
 
@@ -63,6 +64,7 @@ class Timing:
     stages_s: dict[str, float]
     bytes: dict[str, int | None]
     trace: dict[str, Any]
+    pipeline_efficiency: float | None = None
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -102,5 +104,13 @@ class Engine(ABC):
         """[L, N] float64: what every layer alone gives the context tokens, with the selector's view and reduce."""
 
     @abstractmethod
-    def time(self, request: Request, arm: Arm, *, decode: bool) -> Timing:
-        """One request alone, from arrival to first token (and to its last one where decode is set)."""
+    def time(self, request: Request, arm: Arm, *, decode: bool, gb_per_s: float | None = None) -> Timing:
+        """One request alone, from arrival to first token (and to its last one where decode is set).
+
+        gb_per_s: what the storage link is throttled to. None: caches that lie in memory are used where they are, others
+        are read as fast as the device goes.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends what the engine started; it is not used again."""

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 class KVCache:
     """k, v: [L, S, Hkv, D]; k is rotated. Rows are request positions (or, for a compact view, its own order).
 
-    has_keys, has_values: the layers whose stored rows have all been placed, so that nothing is placed twice.
+    placed_k, placed_v: layer -> [prefix + N] bool, the stored rows that stand in the cache already, so that nothing is
+    placed twice. Masks are never written to: layers share them.
     """
 
     k: Tensor
     v: Tensor
-    has_keys: set[int] = field(default_factory=set)
-    has_values: set[int] = field(default_factory=set)
+    placed_k: dict[int, Tensor] = field(default_factory=dict)
+    placed_v: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, decoder: Decoder, num_rows: int, num_layers: int | None = None) -> KVCache:
@@ -47,4 +48,4 @@ class KVCache:
         """The first rows of every layer, and what is known of them, in place."""
         self.k[:, :num_rows] = other.k[:, :num_rows]
         self.v[:, :num_rows] = other.v[:, :num_rows]
-        self.has_keys, self.has_values = set(other.has_keys), set(other.has_values)
+        self.placed_k, self.placed_v = dict(other.placed_k), dict(other.placed_v)

@@ -12,8 +12,9 @@ from qcfuse.decoder.base import Decoder
 from qcfuse.fusion.cache import KVCache
 from qcfuse.fusion.layout import Layout
 from qcfuse.fusion.probe import Probe, ProbeResult, ProbeSpec
-from qcfuse.fusion.recompute import recompute, stored_rows
-from qcfuse.fusion.source import MemorySource
+from qcfuse.fusion.recompute import recompute
+from qcfuse.fusion.source import Source
+from qcfuse.fusion.stitch import Stitch, everything
 from qcfuse.fusion.timeline import Timeline
 from qcfuse.selectors.base import Selector
 from qcfuse.types import Selection
@@ -25,7 +26,7 @@ class Fusion:
 
     decoder: Decoder
     layout: Layout
-    source: MemorySource
+    source: Source
     cache: KVCache
     timeline: Timeline
     critical: Mapping[str, Sequence[int]]
@@ -34,7 +35,8 @@ class Fusion:
         return selector.probe_spec(self.decoder.num_layers, self.critical)
 
     def probe(self, spec: ProbeSpec | None) -> ProbeResult | None:
-        """The probe of a selector that has one; it does not depend on rho."""
+        """Starts the request's reads and runs the probe of a selector that has one; it does not depend on rho."""
+        self.source.begin(spec)
         if spec is None:
             return None
         return Probe(self.decoder, self.layout, self.source, self.cache, self.timeline).run(spec)
@@ -55,19 +57,20 @@ class Fusion:
     def recompute(self, selected: Tensor) -> Tensor:
         """Fuses the cache in place around the selected tokens and the suffix; first-token logits [1, vocab]."""
         layout = self.layout
-        keep = torch.ones(layout.num_context, dtype=torch.bool, device=layout.device)
-        keep[selected] = False
-        stored = stored_rows(self.decoder, layout, self.source, keep)
+        self.source.decide(selected)
+        keep = everything(layout)
+        keep[selected + layout.num_prefix] = False
+        stitch = Stitch(self.decoder, layout, self.source, self.cache, keep)
         rows = torch.cat([selected + layout.num_prefix, layout.suffix_positions])
-        hidden = recompute(self.decoder, layout, self.cache, rows, stored, self.timeline)
+        hidden = recompute(self.decoder, layout, self.cache, rows, stitch, self.timeline)
         self.timeline.to("first_token")
         return self.decoder.logits(hidden)
 
     def stitch(self) -> None:
         """Places every stored row of every layer, as direct reuse does."""
-        keep = torch.ones(self.layout.num_context, dtype=torch.bool, device=self.layout.device)
-        for layer, stored in enumerate(stored_rows(self.decoder, self.layout, self.source, keep)):
-            stored.place(layer, self.cache)
+        stitch = Stitch(self.decoder, self.layout, self.source, self.cache, everything(self.layout))
+        for layer in range(self.decoder.num_layers):
+            stitch.place(layer)
 
 
 def full_prefill(decoder: Decoder, layout: Layout, cache: KVCache, timeline: Timeline) -> Tensor:

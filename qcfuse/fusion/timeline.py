@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from qcfuse.types import STAGES
 
 
 @dataclass(frozen=True)
 class Span:
-    """kind: a stage of the compute thread, or `load` of a loader thread. Times in seconds on one monotonic clock."""
+    """kind: a stage of the compute thread, or what a link reads. Times in seconds on one monotonic clock."""
 
     kind: str
     start_s: float
@@ -25,19 +27,41 @@ class Timeline:
     """The compute thread is in one stage at a time: `to` ends the stage before it, so stages partition the time.
 
     sync: called before each clock reading, to make a device's queued work count where it was issued.
+    program: what the request did, in order, for a replay on another clock: ("run", stage, seconds, layer),
+    ("submit", transfer, bytes), ("need", transfer).
     """
 
     def __init__(self, sync: Callable[[], None] | None = None) -> None:
         self._sync = sync
         self._stage: tuple[str, int | None] | None = None
         self.spans: list[Span] = []
-        self.start_s = self._since = self._now()
+        self.program: list[tuple[str, Any, Any, int | None]] = []
+        self.start_s = self._since = self._logged_upto = self._now()
         self.end_s: float | None = None
 
     def to(self, stage: str, layer: int | None = None) -> None:
         assert stage in STAGES, stage
         self._close(self._now())
         self._stage = (stage, layer)
+
+    @contextmanager
+    def during(self, stage: str) -> Iterator[None]:
+        """A stage inside another one, which goes on afterwards."""
+        before = self._stage
+        self.to(stage)
+        yield
+        if before is not None:
+            self.to(*before)
+
+    def submitted(self, transfer: int, num_bytes: int) -> None:
+        """A read was handed to the link."""
+        self._log_run(self._now())
+        self.program.append(("submit", transfer, num_bytes, None))
+
+    def needed(self, transfer: int) -> None:
+        """What follows uses the rows of a read."""
+        self._log_run(self._now())
+        self.program.append(("need", transfer, None, None))
 
     def finish(self) -> float:
         """Ends the last stage; returns the seconds since the request arrived (TTFT)."""
@@ -73,10 +97,19 @@ class Timeline:
     def _now(self) -> float:
         if self._sync is not None:
             self._sync()
-        return time.perf_counter()
+        return time.monotonic()
 
     def _close(self, now: float) -> None:
         if self._stage is not None:
-            self.spans.append(Span(self._stage[0], self._since, now, self._stage[1]))
-        self._since = now
+            stage, layer = self._stage
+            self._log_run(now)
+            self.spans.append(Span(stage, self._since, now, layer))
+        self._since = self._logged_upto = now
         self._stage = None
+
+    def _log_run(self, now: float) -> None:
+        """The part of the stage that has passed since the program's last entry."""
+        if self._stage is not None:
+            stage, layer = self._stage
+            self.program.append(("run", stage, now - self._logged_upto, layer))
+            self._logged_upto = now

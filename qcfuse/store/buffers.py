@@ -20,8 +20,9 @@ class BufferPool:
         self._held_bytes = 0
         self._changed = threading.Condition()
 
-    def acquire(self, num_bytes: int) -> torch.Tensor:
-        """uint8 [>= num_bytes], page-aligned, contents undefined; waits while other buffers fill the limit.
+    def acquire(self, num_bytes: int, *, wait: bool = True) -> torch.Tensor | None:
+        """uint8 [>= num_bytes], page-aligned, contents undefined; while other buffers fill the limit it waits, or
+        returns None.
 
         Raises ValueError where num_bytes alone is above the limit.
         """
@@ -39,6 +40,8 @@ class BufferPool:
                 if self._held_bytes + size <= self._limit_bytes:
                     self._held_bytes += size
                     break
+                if not wait:
+                    return None
                 self._changed.wait()
         # Outside the lock: the first touch of fresh pages takes time.
         raw = torch.empty(size + PAGE_BYTES, dtype=torch.uint8, pin_memory=self._pinned)
@@ -60,14 +63,26 @@ class BufferPool:
 class LayerBuffer:
     """K and V rows of one layer, as ContextRows numbers them. Rows that were not read are undefined."""
 
-    def __init__(self, pool: BufferPool, rows: ContextRows) -> None:
+    def __init__(self, pool: BufferPool, rows: ContextRows, memory: torch.Tensor | None = None) -> None:
+        """memory: of at least `size(rows)` bytes, from the pool; None waits for it."""
         self._pool = pool
         self._part_bytes = rows.num_rows * rows.geometry.row_bytes
-        self.memory = pool.acquire(2 * self._part_bytes)
+        self.memory = pool.acquire(self.size(rows)) if memory is None else memory
         shape = (rows.num_rows, rows.geometry.group_heads, rows.geometry.head_dim)
         dtype = getattr(torch, rows.geometry.dtype)
         self.k, self.v = (self.memory[i * self._part_bytes : (i + 1) * self._part_bytes].view(dtype).view(shape)
                           for i in (0, 1))
+
+    @classmethod
+    def when_free(cls, pool: BufferPool, rows: ContextRows) -> LayerBuffer | None:
+        """One that fits the limit right now, or None."""
+        memory = pool.acquire(cls.size(rows), wait=False)
+        return None if memory is None else cls(pool, rows, memory)
+
+    @staticmethod
+    def size(rows: ContextRows) -> int:
+        """Bytes of K and V of one layer."""
+        return 2 * rows.num_rows * rows.geometry.row_bytes
 
     def part_start(self, part: int) -> int:
         return part * self._part_bytes

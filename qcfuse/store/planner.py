@@ -32,7 +32,7 @@ class Needs:
 class Step:
     """One wait of the pipeline: reads of one layer, in order.
 
-    phase: select, rest or speculate. runs: [R, 3] int64 (part, first block, end block), each within one chunk.
+    phase: view (what the probe attends to), keys (what is scored), rest or speculate. runs: [R, 3] int64 (part, first block, end block), each within one chunk.
     requested_bytes: what is wanted, in whole blocks; fill_bytes: gaps that are read through.
     """
 
@@ -86,15 +86,15 @@ class ReadPlan:
         self._upto_bytes = np.concatenate([[0], np.cumsum(rows.block_rows * self._row_bytes)])
         self._covered = np.zeros((rows.geometry.num_layers, 2, rows.num_blocks), bool)
         self._speculated = np.zeros_like(self._covered)
-        self._requested = {"select": 0, "rest": 0, "speculate": 0}
+        self._requested = dict.fromkeys(("view", "keys", "rest", "speculate"), 0)
         self._fill_bytes = 0
 
     def select(self, needs: Needs, num_anchors: Sequence[int]) -> list[Step]:
         """Phase 1, layer by layer as the probe goes. num_anchors: rows of each distinct chunk that the probe sees."""
         anchors = self.rows.leading_rows(num_anchors)
-        steps = [self._decide("select", layer, anchors, anchors) for layer in needs.anchor_layers]
+        steps = [self._decide("view", layer, anchors, anchors) for layer in needs.anchor_layers]
         everything, nothing = np.ones(self.rows.num_rows, bool), np.zeros(self.rows.num_rows, bool)
-        steps += [self._decide("select", layer, everything, nothing) for layer in needs.key_layers]
+        steps += [self._decide("keys", layer, everything, nothing) for layer in needs.key_layers]
         return [step for step in steps if len(step.runs)]
 
     def rest(self, layer: int, wanted: np.ndarray) -> Step:
@@ -136,7 +136,7 @@ class ReadPlan:
 
     def bytes(self) -> dict[str, int]:
         """total_kv (context, all L layers, as the record wants it), before_recompute, requested, fill."""
-        before = self._requested["select"] + self._requested["speculate"]
+        before = self._requested["view"] + self._requested["keys"] + self._requested["speculate"]
         return {"total_kv": self.rows.geometry.kv_bytes(self.rows.num_context_tokens), "before_recompute": before,
                 "requested": before + self._requested["rest"], "fill": self._fill_bytes}
 

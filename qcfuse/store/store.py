@@ -86,20 +86,26 @@ class ChunkStore:
     def open(self, ids: Sequence[int]) -> Source | None:
         """A chunk for planned reads (its header is verified, its rows by whoever reads them); the caller closes it.
         direct reads, where the file system has them, bypass the page cache."""
-        identity, path = self._identity(ids), self._path(self._identity(ids))
-        stored = self._ram.get(path) if self._ram else None
-        try:
-            source = MemorySource(stored) if stored else self._open_file(path, identity, len(ids))
-        except ChunkError as err:
-            self._count_miss(path, err)
-            return None
-        self.counters["hits"] += 1
-        return source
+        return self._open(self._identity(ids), len(ids))
 
-    def reject(self, ids: Sequence[int], err: ChunkError) -> None:
-        """A link found rows of an open chunk damaged: counts and logs it, and removes the file."""
+    def open_prefix(self, ids: Sequence[int]) -> Source | None:
+        return self._open(self._prefix_identity(ids), len(ids))
+
+    def hold(self, ids: Sequence[int], cache: ChunkCache) -> Source:
+        """A cache as a source that reads from memory, whether or not the store could keep it."""
+        stored = chunk_file.encode(cache.k, cache.v, cache.order, self.geometry, self.config.rows_per_block,
+                                   self._identity(ids))
+        return MemorySource(stored)
+
+    def hold_prefix(self, ids: Sequence[int], cache: PrefixCache) -> Source:
+        order = torch.arange(cache.num_tokens)
+        return MemorySource(chunk_file.encode(cache.k, cache.v, order, self.geometry, self.config.rows_per_block,
+                                              self._prefix_identity(ids)))
+
+    def reject(self, ids: Sequence[int], err: ChunkError, *, prefix: bool = False) -> None:
+        """A link found rows of an open chunk or prefix damaged: counts and logs it, and removes the file."""
         self.counters["hits"] -= 1
-        self._count_miss(self._path(self._identity(ids)), err)
+        self._count_miss(self._path(self._prefix_identity(ids) if prefix else self._identity(ids)), err)
 
     @contextmanager
     def pin(self, *chunks: Sequence[int]) -> Iterator[None]:
@@ -137,6 +143,17 @@ class ChunkStore:
     def _path(identity: ChunkIdentity) -> str:
         sha = identity.content
         return f"{identity.model_key}/{identity.anchor_key}/{sha[:2]}/{sha}.safetensors"
+
+    def _open(self, identity: ChunkIdentity, num_tokens: int) -> Source | None:
+        path = self._path(identity)
+        stored = self._ram.get(path) if self._ram else None
+        try:
+            source = MemorySource(stored) if stored else self._open_file(path, identity, num_tokens)
+        except ChunkError as err:
+            self._count_miss(path, err)
+            return None
+        self.counters["hits"] += 1
+        return source
 
     def _load(self, identity: ChunkIdentity, num_tokens: int) -> Stored | None:
         path = self._path(identity)

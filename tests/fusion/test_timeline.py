@@ -15,7 +15,7 @@ from qcfuse.types import STAGES
 def ticking(monkeypatch) -> Timeline:
     """A timeline on a clock that moves 1 s a reading."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(module.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(ticks)))
     return Timeline()
 
 
