@@ -15,6 +15,7 @@ from qcfuse.types import Record, Request
 from runners.cell import Cell
 from runners.cell_dir import CellDir
 from runners.dump import write_dump
+from runners.link_speed import link_speed
 from runners.references import References
 from runners.summary import summarise, with_faster_arm
 
@@ -31,39 +32,52 @@ class Batch:
 
     def judge(self, request: Request) -> None:
         """One probe per selector and one decoding batch for all cells that still miss the sample."""
-        missing = [d for d in self.dirs if request.sample_id not in d.records]
-        if missing:
-            for cell_dir, record in zip(missing, self._judge(request, missing), strict=True):
-                cell_dir.add_record(record)
+        alike: dict[str, list[CellDir]] = {}
+        for cell_dir in self.dirs:
+            if request.sample_id not in cell_dir.records:
+                alike.setdefault(cell_dir.cell.quality_key(), []).append(cell_dir)
+        if alike:
+            judged = self._judge(request, list(alike.values()))
+            for dirs, record in zip(alike.values(), judged, strict=True):
+                for cell_dir in dirs:
+                    cell_dir.add_record(record)
 
     def time(self, decode: bool) -> None:
         """Request by request, the cells in turn, in an order that rotates with the sample; a warm-up is discarded."""
         requests = self.requests[: self.dirs[0].asked["num_timed"]]
         if any(request.sample_id not in d.timings for request in requests for d in self.dirs):
+            for cell_dir in self.dirs:
+                cell_dir.link_speed = link_speed(cell_dir.cell, self.engine, requests[0])
+                cell_dir.note(link=cell_dir.link_speed.to_json())
             for cell_dir in {d.cell.choices["selector"]: d for d in self.dirs}.values():
-                self.engine.time(requests[0], arm_of(cell_dir.cell), decode=False)
+                self._time(cell_dir, requests[0], decode=False)
         for number, request in enumerate(tqdm(requests, desc=f"time {self.label}", unit="sample")):
             shift = number % len(self.dirs)
             for cell_dir in [*self.dirs[shift:], *self.dirs[:shift]]:
                 failed = cell_dir.records[request.sample_id]["error"] is not None
                 if not failed and request.sample_id not in cell_dir.timings:
-                    timing = self.engine.time(request, arm_of(cell_dir.cell), decode=decode)
+                    timing = self._time(cell_dir, request, decode=decode)
                     cell_dir.write_trace(timing.trace)
                     cell_dir.add_timing(request.sample_id, timing_fields(timing))
+
+    def _time(self, cell_dir: CellDir, request: Request, *, decode: bool) -> Timing:
+        gb_per_s = cell_dir.link_speed.gb_per_s
+        return self.engine.time(request, arm_of(cell_dir.cell), decode=decode, gb_per_s=gb_per_s)
 
     def finish(self) -> None:
         sample_ids = [request.sample_id for request in self.requests]
         for cell_dir in self.dirs:
             cell_dir.timings = with_faster_arm(cell_dir.timings)
             records = cell_dir.merge(sample_ids)
-            summary = summarise(records, cell_dir.cell.dataset.metric)
+            summary = {**summarise(records, cell_dir.cell.dataset.metric), "link": cell_dir.noted("link")}
             cell_dir.finish(records, summary)
             log_cell(cell_dir, records, summary)
             print(f"done: {cell_dir.path}  {headline(summary)}")
 
-    def _judge(self, request: Request, dirs: Sequence[CellDir]) -> list[Record]:
-        """A failed sample is a record with its error, scored 0, never dropped."""
-        arms = [arm_of(d.cell) for d in dirs]
+    def _judge(self, request: Request, groups: Sequence[Sequence[CellDir]]) -> list[Record]:
+        """A record for each group of cells of equal quality. A failed sample is a record with its error, scored 0,
+        never dropped."""
+        arms = [arm_of(dirs[0].cell) for dirs in groups]
         try:
             judged = self.engine.judge(request, arms, self.references.of(request))
         except (RuntimeError, ValueError) as error:
@@ -71,11 +85,12 @@ class Batch:
             return [
                 Record(sample_id=request.sample_id, prompt_sha256=request.prompt_sha256, answers=request.answers,
                        evidence_cut_by_seam=request.evidence_cut_by_seam, error=failed)
-                for _ in dirs
+                for _ in groups
             ]  # fmt: skip
-        for cell_dir, quality in zip(dirs, judged, strict=True):
-            if cell_dir.cell.dump:
-                write_dump(cell_dir.path / "dumps", request, quality)
+        for dirs, quality in zip(groups, judged, strict=True):
+            for cell_dir in dirs:
+                if cell_dir.cell.dump:
+                    write_dump(cell_dir.path / "dumps", request, quality)
         return [self._record(request, quality) for quality in judged]
 
     def _record(self, request: Request, quality: Quality) -> Record:

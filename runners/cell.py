@@ -60,7 +60,7 @@ class Cell:
 
     @property
     def path(self) -> Path:
-        bandwidth = "none" if self.bandwidth is None else self.bandwidth
+        bandwidth = "none" if self.bandwidth is None else f"{self.bandwidth:g}"
         parts = [f"rho={self.rho:g}", f"bw={bandwidth}", *self._other_overrides()]
         names = [self.choices[group] for group in ("engine", "model", "dataset", "selector")]
         return Path(self.output_dir, self.experiment_name, *names, ",".join(parts))
@@ -72,11 +72,22 @@ class Cell:
     @property
     def sha256(self) -> str:
         """Of the resolved config (without what changes no record) and of the critical layers that it leads to."""
-        config = {key: value for key, value in self.config.items() if key not in UNHASHED}
-        config["rho"] = self.rho
-        config["storage"] = {key: value for key, value in config["storage"].items() if key != "root"}
-        config["critical_layers"] = {k: list(v) for k, v in self.model.critical_layers.named().items()}
-        return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
+        return self.sha256_of(self.config)
+
+    def sha256_of(self, config: dict[str, Any]) -> str:
+        """The hash that another resolved config has at this cell's rho and critical layers."""
+        hashed = {key: value for key, value in config.items() if key not in UNHASHED}
+        hashed["rho"] = self.rho
+        hashed["storage"] = {key: value for key, value in hashed["storage"].items() if key != "root"}
+        hashed["critical_layers"] = {k: list(v) for k, v in self.model.critical_layers.named().items()}
+        return hashlib.sha256(json.dumps(hashed, sort_keys=True, default=str).encode()).hexdigest()
+
+    def quality_key(self, config: dict[str, Any] | None = None) -> str:
+        """Equal for cells (or configs, at this cell's rho) whose predictions are the same: they differ at most in where
+        caches lie and how fast they are read."""
+        of = self.config if config is None else config
+        kept = {key: value for key, value in of.items() if key not in (*UNHASHED, "storage", "bandwidth")}
+        return json.dumps({**kept, "rho": self.rho}, sort_keys=True, default=str)
 
     def key(self, *groups: str) -> str:
         """Equal for cells that share the resolved config of these groups and scalars."""
@@ -100,8 +111,6 @@ class Cell:
         if self.config["rho"] == "auto":
             raise ValueError("rho=auto needs the loading controller and a throttled link; give a number from 0 to 1")
         budget(self.config["rho"], 1)
-        if self.bandwidth is not None:
-            raise ValueError(f"bandwidth={self.bandwidth}: no throttled link is built yet; leave bandwidth=null")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit={self.limit} must be at least 1, or null for all samples")
 

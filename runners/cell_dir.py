@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from qcfuse.types import Record
 from runners.cell import Cell
+
+if TYPE_CHECKING:
+    from runners.link_speed import LinkSpeed
 
 
 class CellDir:
@@ -30,6 +33,7 @@ class CellDir:
         self.finished = done is not None and all(done[name] >= count for name, count in self.asked.items())
         self.records: dict[str, dict[str, Any]] = {}
         self.timings: dict[str, dict[str, Any]] = {}
+        self.link_speed: LinkSpeed | None = None
 
     def open(self, env: dict[str, Any]) -> None:
         """Makes the directory ready for more records and reads those it has; force empties it first."""
@@ -38,9 +42,21 @@ class CellDir:
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "DONE").unlink(missing_ok=True)
         write_atomic(self.path / "config.yaml", yaml.safe_dump(self.cell.config, sort_keys=False))
-        write_atomic(self.path / "env.json", json.dumps({"config_sha256": self.cell.sha256, **env}, indent=2))
+        notes = {"link": self.noted("link")}
+        write_atomic(self.path / "env.json", json.dumps({"config_sha256": self.cell.sha256, **env, **notes}, indent=2))
         self.records = {line["sample_id"]: line for line in read_lines(self.path / "records.jsonl")}
         self.timings = {line["sample_id"]: line for line in read_lines(self.path / "timings.jsonl")}
+        for record in self._records_beside():
+            if record.sample_id not in self.records:
+                self.add_record(record)
+
+    def note(self, **values: Any) -> None:
+        """Adds what was found out while the cell ran to env.json."""
+        env = {**(self._read_json("env.json") or {}), **values}
+        write_atomic(self.path / "env.json", json.dumps(env, indent=2))
+
+    def noted(self, name: str) -> Any:
+        return (self._read_json("env.json") or {}).get(name)
 
     def add_record(self, record: Record) -> None:
         self.records[record.sample_id] = record.to_json()
@@ -68,6 +84,19 @@ class CellDir:
         write_atomic(self.path / "metrics.json", json.dumps(metrics, indent=2))
         write_atomic(self.path / "DONE", json.dumps({"config_sha256": self.cell.sha256, **self.asked}))
 
+    def _records_beside(self) -> Iterator[Record]:
+        """Quality records of cells that differ from this one in storage and bandwidth only (times are left out)."""
+        if self.cell.force or self.cell.dump:
+            return
+        for path in sorted(self.path.parent.glob("rho=*/config.yaml")):
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+            if path.parent == self.path or self.cell.quality_key(config) != self.cell.quality_key():
+                continue
+            env = json.loads((path.parent / "env.json").read_text(encoding="utf-8"))
+            if env.get("config_sha256") == self.cell.sha256_of(config):  # the same critical layers as well
+                for line in read_lines(path.parent / "records.jsonl"):
+                    yield Record(**{**line, **UNTIMED})
+
     def _check_config(self) -> None:
         env = self._read_json("env.json")
         if env is not None and env.get("config_sha256") != self.cell.sha256:
@@ -79,6 +108,13 @@ class CellDir:
     def _read_json(self, name: str) -> dict[str, Any] | None:
         path = self.path / name
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+UNTIMED = {
+    name: getattr(Record(sample_id="", prompt_sha256=""), name)
+    for name in ("ttft_s", "decode_s", "e2e_s", "stages_s", "bytes", "pipeline_efficiency", "arms_ttft_s")
+}
+"""The timed fields of a record as they are before it has been timed."""
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 
 from omegaconf import DictConfig
 from tqdm import tqdm
@@ -33,12 +34,21 @@ class Engines:
         self._engine: Engine | None = None
 
     def of(self, cell: Cell) -> Engine:
-        key = cell.key("model", "engine", "storage", "anchors")
+        key = engine_key(cell)
         if key != self._key:
+            if self._engine is not None:
+                self._engine.close()
             self._engine = None
             self._engine = cell.engine.build(cell.model, cell.anchors, cell.storage)
             self._key = key
         return self._engine
+
+
+def engine_key(cell: Cell) -> str:
+    """Equal for cells that one engine serves: how fast the storage link is set is no part of it."""
+    storage = {key: value for key, value in cell.config["storage"].items() if key != "match"}
+    storage["link"] = {key: value for key, value in storage["link"].items() if key != "bandwidth_gb_per_s"}
+    return f"{cell.key('model', 'engine', 'anchors')} {json.dumps(storage, sort_keys=True, default=str)}"
 
 
 def build_requests(cell: Cell, engine: Engine) -> list[Request]:
@@ -53,9 +63,9 @@ def build_requests(cell: Cell, engine: Engine) -> list[Request]:
     return requests
 
 
-def grouped(cells: Sequence[Cell], *groups: str) -> list[list[Cell]]:
-    """Cells in order, those alike in these groups together."""
+def grouped(cells: Sequence[Cell], key: Callable[[Cell], str]) -> list[list[Cell]]:
+    """Cells in order, those of equal key together."""
     groups_by_key: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups_by_key.setdefault(cell.key(*groups), []).append(cell)
+        groups_by_key.setdefault(key(cell), []).append(cell)
     return list(groups_by_key.values())

@@ -12,7 +12,7 @@ from runners import env
 from runners.batch import Batch
 from runners.cell import Cell
 from runners.cell_dir import CellDir
-from runners.dispatch import Engines, build_requests, grouped
+from runners.dispatch import Engines, build_requests, engine_key, grouped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,9 @@ class Evaluate:
     def run(self, cells: Sequence[Cell]) -> None:
         """Cells that share an engine run together, those that share a dataset share each sample's work."""
         engines = Engines()
-        for same_engine in grouped(cells, "model", "engine", "storage", "anchors"):
-            opened = (self._open(same_data, engines) for same_data in grouped(same_engine, "dataset", "limit"))
+        for same_engine in grouped(cells, engine_key):
+            by_data = grouped(same_engine, lambda cell: cell.key("dataset", "limit"))
+            opened = (self._open(same_data, engines) for same_data in by_data)
             batches = [batch for batch in opened if batch is not None]
             # Datasets in turn, so that an interrupted run has as many samples of each.
             turns = [[(batch, request) for request in batch.requests] for batch in batches]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from runners.cell import Cell
-from runners.dispatch import Engines, build_requests, grouped
+from runners.dispatch import Engines, build_requests, engine_key, grouped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,10 +17,10 @@ class Prepare:
 
     def run(self, cells: Sequence[Cell]) -> None:
         engines = Engines()
-        for same_engine in grouped(cells, "model", "engine", "storage", "anchors"):
+        for same_engine in grouped(cells, engine_key):
             if not same_engine[0].storage.uses_disk:
                 raise ValueError("runner=prepare with storage=ram would be lost at exit; give storage=ram_disk or disk")
-            for same_data in grouped(same_engine, "dataset", "limit"):
+            for same_data in grouped(same_engine, lambda cell: cell.key("dataset", "limit")):
                 cell = same_data[0]
                 cell.dataset.count(cell.limit)
                 engine = engines.of(cell)

@@ -35,7 +35,7 @@ def summarise(records: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
         "decode_s": _percentiles(timed, "decode_s"),
         "stages_s": _by_key(timed, "stages_s", median),
         "bytes": _by_key(timed, "bytes", mean),
-        "pipeline_efficiency_median": None,
+        "pipeline_efficiency_median": _median(timed, "pipeline_efficiency"),
     }
 
 
@@ -63,6 +63,11 @@ def _of_arm(timing: dict[str, Any], best: str) -> dict[str, Any]:
 def _mean(records: Sequence[dict[str, Any]], key: str) -> float | None:
     values = [float(record[key]) for record in records if record[key] is not None]
     return mean(values) if values else None
+
+
+def _median(records: Sequence[dict[str, Any]], key: str) -> float | None:
+    values = [record[key] for record in records if record.get(key) is not None]
+    return median(values) if values else None
 
 
 def _percentiles(records: Sequence[dict[str, Any]], key: str) -> dict[str, float | None]:

@@ -21,6 +21,8 @@ CELLS = {
     ("fig11", "embedded"): 1 * 4 * (5 * 5 + 2),
     ("fig10", "paper"): 4 * 3 * (5 * 5 + 2),
     ("demo", "embedded"): 5 * 3 + 2,
+    ("fig13", "embedded"): 3 * 8,
+    ("fig13", "paper"): 4 * 3 * 8,
 }
 
 
@@ -40,8 +42,8 @@ def num_cells(*overrides: str) -> int:
     }
     assert all("scale" not in str(cell.path) for cell in cells.values())
     fixed = sum(cells["selector", name].selector.fixed_rho is not None for name in options["selector"])
-    swept = (len(options["selector"]) - fixed) * len(options["rho"])
-    return (fixed + swept) * prod(len(options.get(key, [""])) for key in ("model", "dataset"))
+    swept = (len(options["selector"]) - fixed) * len(options.get("rho", [""]))
+    return (fixed + swept) * prod(len(options.get(key, [""])) for key in ("model", "dataset", "bandwidth"))
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -82,6 +82,10 @@ class Engine(ABC):
     def check_selector(self, selector: Selector) -> None:
         """Raises ValueError where a selector asks for layers that the model does not have."""
 
+    @abstractmethod
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Bytes of the KV of all layers."""
+
     @property
     @abstractmethod
     def reference_key(self) -> str:

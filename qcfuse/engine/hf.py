@@ -57,6 +57,9 @@ class HFEngineConfig:
 
     def build(self, spec: ModelSpec, anchors: AnchorRule, storage: StoreConfig) -> HFEngine:
         """Loads the model; raises ValueError (ModelUnavailable where its files cannot be had)."""
+        if storage.head_groups != 1:
+            raise ValueError(f"storage.head_groups={storage.head_groups}: engine=hf is one rank that reads whole rows; "
+                             "use 1")
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,6 +97,9 @@ class HFEngine(Engine):
 
     def check_selector(self, selector: Selector) -> None:
         selector.probe_spec(self.decoder.num_layers, self.critical)
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        return self.geometry.kv_bytes(num_tokens)
 
     @property
     def reference_key(self) -> str:

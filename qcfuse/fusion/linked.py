@@ -48,7 +48,9 @@ class _Rows:
     On CUDA rows are uploaded whole, on a stream of their own, when they are asked for (or one layer earlier).
     """
 
-    def __init__(self, rows: ContextRows, pool: BufferPool, sources: Sequence[StoredChunk], device: torch.device) -> None:
+    def __init__(
+        self, rows: ContextRows, pool: BufferPool, sources: Sequence[StoredChunk], device: torch.device
+    ) -> None:
         self.rows, self.pool, self.sources, self.device = rows, pool, sources, device
         self.buffers: dict[int, LayerBuffer] = {}
         self._users: dict[int, int] = {}

@@ -55,7 +55,7 @@ class StoredRows:
 
 
 class Stitch:
-    """Fills a fused cache with the stored rows of `keep` ([prefix + N] bool), leaving alone what stands there already."""
+    """Fills a fused cache with the stored rows of `keep` ([prefix + N] bool), leaving alone what stands there."""
 
     def __init__(self, decoder: Decoder, layout: Layout, source: Source, cache: KVCache, keep: Tensor) -> None:
         self.decoder, self.layout, self.source, self.cache, self.keep = decoder, layout, source, cache, keep

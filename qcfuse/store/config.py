@@ -33,7 +33,7 @@ class StoreConfig:
     rows_per_block: rows under one checksum, the unit of partial reads. head_groups: tensor-parallel ranks whose heads
     are stored apart. gap: blocks that the planner reads through to join neighbours. speculate: whether the link runs
     ahead while P is unknown. buffer_gb: limit of all read buffers together. match: name of the preset whose ratio of
-    load time to compute time `bandwidth` stands for, null for plain GB/s.
+    load time to compute time `bandwidth` stands for, null for plain GB/s; an unthrottled link has nothing to match.
     """
 
     tier: str
@@ -61,8 +61,6 @@ class StoreConfig:
             raise ValueError(f"gap={self.gap} must be 0 or more blocks and buffer_gb={self.buffer_gb} above 0")
         if self.match is not None and self.match not in self.presets:
             raise ValueError(f"storage.match={self.match!r} is no preset; use one of {', '.join(sorted(self.presets))}")
-        if self.match is not None and self.link.bandwidth_gb_per_s is None:
-            raise ValueError("storage.match scales a bandwidth: set bandwidth to the GB/s of the named set-up as well")
 
     @property
     def uses_ram(self) -> bool:

@@ -32,7 +32,8 @@ class Needs:
 class Step:
     """One wait of the pipeline: reads of one layer, in order.
 
-    phase: view (what the probe attends to), keys (what is scored), rest or speculate. runs: [R, 3] int64 (part, first block, end block), each within one chunk.
+    phase: view (what the probe attends to), keys (what is scored), rest or speculate.
+    runs: [R, 3] int64 (part, first block, end block), each within one chunk.
     requested_bytes: what is wanted, in whole blocks; fill_bytes: gaps that are read through.
     """
 

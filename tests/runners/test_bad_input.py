@@ -49,7 +49,7 @@ def test_rho_outside_0_to_1(tiny_cell, rho):
         ("selector.anchor_ratio=1.2", "anchor_ratio=1.2"),
         ("limit=5000", "limit=5000 is larger than the 200"),
         ("limit=0", "limit=0 must be at least 1"),
-        ("bandwidth=5", "bandwidth=5"),
+        ("bandwidth=-5", "bandwidth=-5"),
         ("rho=auto", "rho=auto"),
         ("reduce=median", "reduce='median'"),
         ("model.max_context=300", "exceed the model.s window of 300"),

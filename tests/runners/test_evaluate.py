@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from qcfuse.engine.hf import HFEngineConfig
+from qcfuse.engine.hf import HFEngine, HFEngineConfig
 from qcfuse.types import STAGES, Record
 from tests.runners.conftest import ROOT, SMALL, composed, read_records, run_cli, run_here
 
-TIMES = ("ttft_s", "decode_s", "e2e_s", "stages_s", "bytes", "arms_ttft_s")
+TIMES = ("ttft_s", "decode_s", "e2e_s", "stages_s", "bytes", "pipeline_efficiency", "arms_ttft_s")
 
 
 def cells_of(tmp_path: Path) -> list[Path]:
@@ -194,3 +194,39 @@ def test_every_cell_path_names_what_was_overridden(tiny_cell):
     assert cell.path.name.startswith("rho=0.25,bw=none,anchors=knorm,")
     assert "seed=3" in cell.path.name and "selector.layers=1-2" in cell.path.name
     assert "storage" not in cell.path.name and "limit" not in cell.path.name
+
+
+def test_cells_that_differ_in_bandwidth_share_quality_and_say_how_fast_the_link_was(tiny_cell, tmp_path, monkeypatch):
+    job = [*tiny_cell, "limit=2", "storage=disk"]
+    run_here(job)
+    judged = []
+    monkeypatch.setattr(HFEngine, "judge", lambda *args: judged.append(args))
+    matched = [*job, "bandwidth=4", "storage.match=qwen3_8b_h20"]
+    run_here([*job, "bandwidth=0.5"], matched)
+    assert not judged, "predictions do not depend on the link"
+    plain, slow, scaled = (
+        next((tmp_path / "out").rglob(name)) for name in ("rho=0.5,bw=none,*", "rho=0.5,bw=0.5,*", "rho=0.5,bw=4,*")
+    )
+    quality = [[(r["sample_id"], r["prediction"], r["score"], r["answer_kl"]) for r in read_records(cell)]
+               for cell in (plain, slow, scaled)]  # fmt: skip
+    assert quality[0] == quality[1] == quality[2]
+    links = [json.loads((cell / "metrics.json").read_text())["link"] for cell in (plain, slow, scaled)]
+    assert links[0]["gb_per_s"] is None and links[1] == {
+        "nominal_gb_per_s": 0.5, "gb_per_s": 0.5, "description": "0.5 GB/s",
+    }  # fmt: skip
+    assert links[2]["nominal_gb_per_s"] == 4 and "compute-matched to Qwen3-8B" in links[2]["description"]
+    measured = json.loads(next((tmp_path / "out" / "match").glob("*.json")).read_text())
+    assert len(measured["raw"]["loop"]) == 5 and measured["prefill_s"] > 0
+    metrics = json.loads((slow / "metrics.json").read_text())
+    assert metrics["pipeline_efficiency_median"] > 0 and metrics["bytes"]["device"] >= metrics["bytes"]["requested"] > 0
+    trace = json.loads((slow / "trace.json").read_text())["traceEvents"]
+    assert {"view", "keys", "rest"} <= {event["args"].get("kind") for event in trace}
+
+
+def test_another_criterion_shares_nothing(tiny_cell, tmp_path, monkeypatch):
+    run_here([*tiny_cell, "limit=1"])
+    calls = []
+    judge = HFEngine.judge
+    monkeypatch.setattr(HFEngine, "judge", lambda self, *args: calls.append(1) or judge(self, *args))
+    run_here([*tiny_cell, "limit=1", "selector.reduce=mean", "bandwidth=1"])
+    assert calls == [1]
