@@ -11,11 +11,12 @@ from tqdm import tqdm
 
 from qcfuse import metrics
 from qcfuse.engine.base import Arm, Engine, Quality, Timing
+from qcfuse.engine.cost import Shape
 from qcfuse.types import Record, Request
-from runners.cell import Cell
+from runners.calibrate import cost_model
 from runners.cell_dir import CellDir
 from runners.dump import write_dump
-from runners.link_speed import link_speed
+from runners.link_speed import LinkSpeed, link_speed
 from runners.references import References
 from runners.summary import summarise, with_faster_arm
 
@@ -47,8 +48,7 @@ class Batch:
         requests = self.requests[: self.dirs[0].asked["num_timed"]]
         if any(request.sample_id not in d.timings for request in requests for d in self.dirs):
             for cell_dir in self.dirs:
-                cell_dir.link_speed = link_speed(cell_dir.cell, self.engine, requests[0])
-                cell_dir.note(link=cell_dir.link_speed.to_json())
+                self._set_link(cell_dir)
             for cell_dir in {d.cell.choices["selector"]: d for d in self.dirs}.values():
                 self._time(cell_dir, requests[0], decode=False)
         for number, request in enumerate(tqdm(requests, desc=f"time {self.label}", unit="sample")):
@@ -61,8 +61,27 @@ class Batch:
                     cell_dir.add_timing(request.sample_id, timing_fields(timing))
 
     def _time(self, cell_dir: CellDir, request: Request, *, decode: bool) -> Timing:
-        gb_per_s = cell_dir.link_speed.gb_per_s
-        return self.engine.time(request, arm_of(cell_dir.cell), decode=decode, gb_per_s=gb_per_s)
+        gb_per_s = self._set_link(cell_dir).gb_per_s
+        return self.engine.time(request, self._arm(cell_dir, request), decode=decode, gb_per_s=gb_per_s)
+
+    def _set_link(self, cell_dir: CellDir) -> LinkSpeed:
+        """How fast the cell's link is, found out once."""
+        if cell_dir.link_speed is None:
+            cell_dir.link_speed = link_speed(cell_dir.cell, self.engine, self.requests[0])
+            cell_dir.note(link=cell_dir.link_speed.to_json())
+        return cell_dir.link_speed
+
+    def _arm(self, cell_dir: CellDir, request: Request) -> Arm:
+        cell = cell_dir.cell
+        rho = cell.rho
+        if rho == "auto":
+            gb_per_s = self._set_link(cell_dir).gb_per_s
+            directory = Path(cell.output_dir, "calibration")
+            model = cost_model(self.engine, cell.selector, cell.seed, self.requests[0], gb_per_s, directory)
+            spec = cell.selector.probe_spec(self.engine.decoder.num_layers, self.engine.critical)
+            row_bytes = self.engine.geometry.row_bytes
+            rho = model.hiding_rho(Shape.of(request), spec, row_bytes=row_bytes, gb_per_s=gb_per_s)
+        return Arm(selector=cell.selector, rho=rho, seed=cell.seed)
 
     def finish(self) -> None:
         sample_ids = [request.sample_id for request in self.requests]
@@ -77,7 +96,7 @@ class Batch:
     def _judge(self, request: Request, groups: Sequence[Sequence[CellDir]]) -> list[Record]:
         """A record for each group of cells of equal quality. A failed sample is a record with its error, scored 0,
         never dropped."""
-        arms = [arm_of(dirs[0].cell) for dirs in groups]
+        arms = [self._arm(dirs[0], request) for dirs in groups]
         try:
             judged = self.engine.judge(request, arms, self.references.of(request))
         except (RuntimeError, ValueError) as error:
@@ -113,12 +132,8 @@ class Batch:
         )
 
 
-def arm_of(cell: Cell) -> Arm:
-    return Arm(selector=cell.selector, rho=cell.rho, seed=cell.seed)
-
-
 def timing_fields(timing: Timing) -> dict[str, Any]:
-    fields = {key: value for key, value in asdict(timing).items() if key != "trace"}
+    fields = {key: value for key, value in asdict(timing).items() if key not in ("trace", "program")}
     e2e_s = None if timing.decode_s is None else timing.ttft_s + timing.decode_s
     return {**fields, "e2e_s": e2e_s}
 

@@ -20,20 +20,25 @@ from qcfuse.fusion.layout import Layout
 from qcfuse.fusion.work import Work
 from qcfuse.types import Request
 from runners import env
+from runners.bench_io import run_io_bench, run_pipeline_bench, run_predict_bench
 from runners.bench_ops import run_ops_bench
 from runners.cell import Cell
 from runners.cell_dir import write_atomic
 from runners.dispatch import Engines
+from runners.link_speed import scaled_speed
 
-NAMES = ("ttft_hf", "select_hf", "ops")
+NAMES = ("ttft_hf", "select_hf", "ops", "io", "pipeline", "predict")
 SELECTION = ("probe", "wait_select", "score", "select")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """names: which of ttft_hf, select_hf, ops to run. Sizes in tokens; repeats: timed rounds after the warm-up.
+    """names: which benchmarks to run. Sizes in tokens; repeats: timed rounds after the warm-up.
 
-    selectors: what is compared with full prefill, as configured in conf/selector. Caches lie in memory (no link).
+    selectors: what is compared with full prefill, as configured in conf/selector. ttft_hf and select_hf have the caches
+    in memory, no link. pipeline and predict read over links at `bandwidths` (GB/s, compute-matched where storage.match
+    says so); settings: reading settings that pipeline compares; predict_chunks: lengths to predict, in chunks, the
+    first one and its half are calibrated on.
     """
 
     names: Sequence[str]
@@ -44,6 +49,10 @@ class Bench:
     rhos: Sequence[float]
     repeats: int
     selectors: dict[str, Any]
+    bandwidths: Sequence[float]
+    settings: Sequence[dict[str, Any]]
+    pipeline_chunks: int
+    predict_chunks: Sequence[int]
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.names if name not in NAMES]
@@ -63,10 +72,37 @@ class Bench:
             self._run_engine(engine, self._request(engine, cell), cell.seed, directory)
         if "ops" in self.names:
             run_ops_bench(directory / "ops.json", self.repeats)
+        common = {"threads": torch.get_num_threads(), "env": env.describe()}
+        if "io" in self.names:
+            run_io_bench(cell.storage, directory / "io.json", self.repeats, common)
+        if "pipeline" in self.names or "predict" in self.names:
+            self._run_links(engine, cell, directory, common)
 
-    def _request(self, engine: HFEngine, cell: Cell) -> Request:
+    def _run_links(self, engine: HFEngine, cell: Cell, directory: Path, common: dict[str, Any]) -> None:
+        counts = dict.fromkeys([self.pipeline_chunks, *self.predict_chunks])
+        requests = {n: self._request(engine, cell, num_chunks=n) for n in counts}
+        request = requests[self.pipeline_chunks]
+        match = lambda nominal: scaled_speed(cell, engine, request, nominal).gb_per_s  # noqa: E731
+        selectors = {name: instantiate(config) for name, config in self.selectors.items()}
+        common = {**common, "match": cell.storage.match}
+        if "pipeline" in self.names:
+            run_pipeline_bench(
+                engine, request, selectors, cell.seed, directory / "pipeline.json", self.repeats,
+                {**common, "context_tokens": request.num_context_tokens}, match=match, rhos=self.rhos,
+                bandwidths=self.bandwidths, settings=[dict(setting) for setting in self.settings],
+            )  # fmt: skip
+        if "predict" in self.names:
+            run_predict_bench(
+                engine, {n: requests[n] for n in self.predict_chunks}, self.predict_chunks[0], selectors["qcfuse"],
+                cell.seed, directory / "predict.json", self.repeats,
+                {**common, "context_tokens": [requests[n].num_context_tokens for n in self.predict_chunks]},
+                match=match, calibrated_at=max(self.bandwidths), rhos=self.rhos, bandwidths=self.bandwidths,
+            )  # fmt: skip
+
+    def _request(self, engine: HFEngine, cell: Cell, num_chunks: int | None = None) -> Request:
         """A sample of the dataset at the benchmark's size, its suffix cut or repeated to the benchmark's length."""
-        dataset = replace(cell.dataset, chunk_tokens=self.chunk_tokens, num_chunks=self.num_chunks)
+        num_chunks = num_chunks or self.num_chunks
+        dataset = replace(cell.dataset, chunk_tokens=self.chunk_tokens, num_chunks=num_chunks)
         request = dataset.request(0, engine.tokenizer, cell.model.template)
         repeats = -(-self.suffix_tokens // request.num_suffix_tokens)
         suffix = (request.suffix_ids * repeats)[: self.suffix_tokens]

@@ -53,15 +53,16 @@ class Cell:
         raise AttributeError(name)
 
     @property
-    def rho(self) -> float:
-        """The selector's own ratio where it has just one (full prefill 1, direct reuse 0)."""
+    def rho(self) -> float | str:
+        """The selector's own ratio where it has just one (full prefill 1, direct reuse 0); auto: chosen per request."""
         fixed = self.selector.fixed_rho
         return self.config["rho"] if fixed is None else fixed
 
     @property
     def path(self) -> Path:
         bandwidth = "none" if self.bandwidth is None else f"{self.bandwidth:g}"
-        parts = [f"rho={self.rho:g}", f"bw={bandwidth}", *self._other_overrides()]
+        rho = self.rho if self.rho == "auto" else f"{self.rho:g}"
+        parts = [f"rho={rho}", f"bw={bandwidth}", *self._other_overrides()]
         names = [self.choices[group] for group in ("engine", "model", "dataset", "selector")]
         return Path(self.output_dir, self.experiment_name, *names, ",".join(parts))
 
@@ -85,6 +86,8 @@ class Cell:
     def quality_key(self, config: dict[str, Any] | None = None) -> str:
         """Equal for cells (or configs, at this cell's rho) whose predictions are the same: they differ at most in where
         caches lie and how fast they are read."""
+        if self.rho == "auto":
+            return self.sha256  # what is recomputed follows from the link
         of = self.config if config is None else config
         kept = {key: value for key, value in of.items() if key not in (*UNHASHED, "storage", "bandwidth")}
         return json.dumps({**kept, "rho": self.rho}, sort_keys=True, default=str)
@@ -109,8 +112,11 @@ class Cell:
 
     def _check(self) -> None:
         if self.config["rho"] == "auto":
-            raise ValueError("rho=auto needs the loading controller and a throttled link; give a number from 0 to 1")
-        budget(self.config["rho"], 1)
+            if self.bandwidth is None:
+                raise ValueError("rho=auto takes the ratio whose recompute hides the load, and needs the link's speed "
+                                 "for it: set bandwidth to GB/s, or give rho a number from 0 to 1")
+        else:
+            budget(self.config["rho"], 1)
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit={self.limit} must be at least 1, or null for all samples")
 

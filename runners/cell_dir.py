@@ -86,7 +86,7 @@ class CellDir:
 
     def _records_beside(self) -> Iterator[Record]:
         """Quality records of cells that differ from this one in storage and bandwidth only (times are left out)."""
-        if self.cell.force or self.cell.dump:
+        if self.cell.force or self.cell.dump or self.cell.rho == "auto":
             return
         for path in sorted(self.path.parent.glob("rho=*/config.yaml")):
             config = yaml.safe_load(path.read_text(encoding="utf-8"))

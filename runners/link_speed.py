@@ -35,7 +35,12 @@ class LinkSpeed:
 
 def link_speed(cell: Cell, engine: Engine, request: Request) -> LinkSpeed:
     """request: the one whose full prefill is measured on this machine where the bandwidth is compute-matched."""
-    nominal, storage = cell.bandwidth, cell.storage
+    return scaled_speed(cell, engine, request, cell.bandwidth)
+
+
+def scaled_speed(cell: Cell, engine: Engine, request: Request, nominal: float | None) -> LinkSpeed:
+    """The same for a bandwidth other than the cell's, in GB/s."""
+    storage = cell.storage
     if nominal is None:
         return LinkSpeed(nominal_gb_per_s=None, gb_per_s=None, description=None)
     if storage.match is None:

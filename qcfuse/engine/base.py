@@ -55,6 +55,7 @@ class Quality:
 class Timing:
     """Timed outcome of one request alone. stages_s: compute-thread seconds by stage, they add up to ttft_s.
 
+    program: what the request did, for a replay (see Timeline).
     pipeline_efficiency: schedule bound over ttft_s, where a link of a set speed was read.
     arms: ttft_s and stages_s of full prefill by the engine's own path and by the fusion loop; otherwise empty.
     """
@@ -64,6 +65,7 @@ class Timing:
     stages_s: dict[str, float]
     bytes: dict[str, int | None]
     trace: dict[str, Any]
+    program: list[tuple[str, Any, Any, int | None]] = field(default_factory=list)
     pipeline_efficiency: float | None = None
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
 

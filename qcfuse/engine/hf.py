@@ -205,6 +205,7 @@ class HFEngine(Engine):
             stages_s=timeline.stages_s(),
             bytes=read,
             trace=timeline.chrome_trace(ttft_s=ttft_s, gb_per_s=gb_per_s, selector=arm.selector.name, rho=arm.rho),
+            program=timeline.program,
             pipeline_efficiency=efficiency,
         )
 

@@ -17,17 +17,21 @@ from qcfuse.types import Request
 
 
 class Links:
-    """The links of one engine. Threads of a link start with its first read and end with `close`."""
+    """The links of one engine. Threads of a link start with its first read and end with `close`.
+
+    config: how requests are read (gap, speculate, buffers, link); the store's own unless it is replaced.
+    """
 
     def __init__(self, store: ChunkStore, makers: Makers, *, pinned: bool) -> None:
         self._store, self._makers = store, makers
+        self.config = store.config
         self._pool = BufferPool(store.config.buffer_bytes, pinned=pinned)
         self._links: dict[float | None, Link] = {}
 
     def link(self, gb_per_s: float | None) -> Link:
         """gb_per_s: GB of 1e9 bytes a second, None for as fast as the device goes."""
         if gb_per_s not in self._links:
-            self._links[gb_per_s] = Link(replace(self._store.config.link, bandwidth_gb_per_s=gb_per_s))
+            self._links[gb_per_s] = Link(replace(self.config.link, bandwidth_gb_per_s=gb_per_s))
         return self._links[gb_per_s]
 
     @contextmanager
@@ -38,7 +42,7 @@ class Links:
 
         Raises ValueError where storage.buffer_gb cannot hold the rows of two layers.
         """
-        config = self._store.config
+        config = self.config
         with self._store.pin(*request.chunk_ids):
             opened = OpenedRequest(self._store, request, self._makers)
             need = 2 * (LayerBuffer.size(opened.rows)
