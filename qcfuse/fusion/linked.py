@@ -53,6 +53,7 @@ class _Rows:
     ) -> None:
         self.rows, self.pool, self.sources, self.device = rows, pool, sources, device
         self.buffers: dict[int, LayerBuffer] = {}
+        self.latest: Transfer | None = None
         self._users: dict[int, int] = {}
         self._uploads: dict[int, tuple[Tensor, Tensor, torch.cuda.Event]] = {}
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -177,8 +178,9 @@ class LinkedSource(Source):
         self._settle_speculation()
         self._selected = np.zeros(self.layout.num_context, bool)
         self._selected[selected.cpu().numpy()] = True
+        wanted = ~self._selected
         for layer in range(1, self.num_layers):
-            self._queue.append(("rest", layer, lambda layer=layer: self.plan.rest(layer, ~self._selected)))
+            self._queue.append(("rest", layer, lambda layer=layer: self.plan.rest(layer, wanted)))
         self._pump()
 
     def await_view(self, layer: int) -> None:
@@ -279,7 +281,7 @@ class LinkedSource(Source):
         return True
 
     def _submit(self, phase: str, step: Step, owner: _Rows, buffer: LayerBuffer) -> None:
-        transfer = self.link.submit(step, owner.rows, owner.sources, buffer)
+        transfer = owner.latest = self.link.submit(step, owner.rows, owner.sources, buffer, like=owner.latest)
         self._transfers.setdefault((phase, step.layer), []).append(transfer)
         self._ids[transfer] = len(self._ids)
         self.timeline.submitted(self._ids[transfer], transfer.device_bytes)

@@ -80,7 +80,12 @@ class ContextRows:
 
     def rows_and_tokens(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """[N], [N]: row and context index of each pair; a row appears once per occurrence of its chunk."""
-        return self._pairs(layer) if any(order.ndim == 2 for order in self.orders) else self._shared_pairs
+        return self._pairs(layer) if self.has_layer_orders else self._shared_pairs
+
+    @cached_property
+    def has_layer_orders(self) -> bool:
+        """Whether ranks differ by layer."""
+        return any(order.ndim == 2 for order in self.orders)
 
     @cached_property
     def _shared_pairs(self) -> tuple[np.ndarray, np.ndarray]:

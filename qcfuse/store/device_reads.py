@@ -41,6 +41,14 @@ def device_reads(
     return _cut(ops, max_op_bytes)
 
 
+def of_another_layer(ops: np.ndarray, headers: Sequence[ChunkHeader], num_layers: int) -> np.ndarray:
+    """The operations of the same runs num_layers layers deeper (or higher, where it is negative)."""
+    per_layer = [2 * header.layout.geometry.head_groups * header.layout.tensor_stride for header in headers]
+    moved = ops.copy()
+    moved[:, 1] += num_layers * np.array(per_layer)[ops[:, 0]]
+    return moved
+
+
 def _cut(ops: np.ndarray, max_op_bytes: int) -> np.ndarray:
     pieces = -(-ops[:, 2] // max_op_bytes)
     cut = np.repeat(ops, pieces, axis=0)

@@ -16,7 +16,7 @@ from qcfuse.store.buffers import LayerBuffer
 from qcfuse.store.chunk_file import ChunkError
 from qcfuse.store.config import GB
 from qcfuse.store.context import ContextRows
-from qcfuse.store.device_reads import device_reads
+from qcfuse.store.device_reads import device_reads, of_another_layer
 from qcfuse.store.planner import Step
 from qcfuse.store.sources import Source
 from qcfuse.store.throttle import LinkConfig, Throttle
@@ -27,7 +27,7 @@ PR_SET_TIMERSLACK = 29
 
 
 class Transfer:
-    """The reads of one step. After `wait`: start_s, end_s on time.monotonic's clock, device_bytes, failed chunks."""
+    """The reads of one step (ops: see device_reads). After `wait`: start_s, end_s on time.monotonic's clock, device_bytes, failed chunks."""
 
     def __init__(self, step: Step, buffer: LayerBuffer, sources: Sequence[Source], ops: np.ndarray,
                  verify: Callable[[], dict[int, ChunkError]]) -> None:  # fmt: skip
@@ -41,6 +41,7 @@ class Transfer:
         self.is_cancelled = False
         self._memory = memoryview(buffer.memory.numpy())
         self._sources = sources
+        self.ops = ops
         self._ops = ops.tolist()
         self._pending = len(ops)
         self._verify = verify
@@ -104,22 +105,31 @@ class Link:
         self._busy_until_s = 0.0
         self._busy_s = 0.0
         self._num_bytes = 0
-
     def prepare(
-        self, step: Step, rows: ContextRows, sources: Sequence[Source], buffer: LayerBuffer, *, group: int = 0
-    ) -> Transfer:
-        """Lays out a step's reads into its layer's buffer. sources: one per distinct chunk, open until it is done."""
-        page_bytes = max(source.page_bytes for source in sources)
-        ops = device_reads(step, rows, [source.header for source in sources], group=group, page_bytes=page_bytes,
-                           max_op_bytes=self.config.max_op_bytes)
+        self, step: Step, rows: ContextRows, sources: Sequence[Source], buffer: LayerBuffer, *, group: int = 0,
+        like: Transfer | None = None,
+    ) -> Transfer:  # fmt: skip
+        """Lays out a step's reads into its layer's buffer. sources: one per distinct chunk, open until it is done.
+
+        like: an earlier transfer of the same rows, sources and group; where its runs are the same ones, its layout is
+        moved instead of made anew.
+        """
+        headers = [source.header for source in sources]
+        if like is not None and like.step.runs is step.runs:
+            ops = of_another_layer(like.ops, headers, step.layer - like.step.layer)
+        else:
+            page_bytes = max(source.page_bytes for source in sources)
+            ops = device_reads(step, rows, headers, group=group, page_bytes=page_bytes,
+                               max_op_bytes=self.config.max_op_bytes)
         verify = lambda: _verify(step, rows, sources, buffer, group) if self.config.verify else {}  # noqa: E731
         return Transfer(step, buffer, sources, ops, verify)
 
     def submit(
-        self, step: Step, rows: ContextRows, sources: Sequence[Source], buffer: LayerBuffer, *, group: int = 0
-    ) -> Transfer:
+        self, step: Step, rows: ContextRows, sources: Sequence[Source], buffer: LayerBuffer, *, group: int = 0,
+        like: Transfer | None = None,
+    ) -> Transfer:  # fmt: skip
         """Prepares and starts a step's reads."""
-        return self.start(self.prepare(step, rows, sources, buffer, group=group))
+        return self.start(self.prepare(step, rows, sources, buffer, group=group, like=like))
 
     def start(self, transfer: Transfer) -> Transfer:
         """Queues a prepared transfer."""

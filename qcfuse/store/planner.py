@@ -5,8 +5,8 @@ Pure bookkeeping over block masks: no file is opened and no clock is read here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,6 +76,7 @@ class ReadPlan:
     """The reads of one request. gap, in blocks, is a setting of the storage; it grows with latency x bandwidth.
 
     Steps of `select` and `rest` are decided when they are made; a speculative step counts once it is committed.
+    Layers whose decisions so far were the same share them: planning costs once what differs, not once a layer.
     """
 
     def __init__(self, rows: ContextRows, *, gap: int) -> None:
@@ -85,23 +86,36 @@ class ReadPlan:
         self.gap = gap
         self._row_bytes = rows.geometry.row_bytes
         self._upto_bytes = np.concatenate([[0], np.cumsum(rows.block_rows * self._row_bytes)])
-        self._covered = np.zeros((rows.geometry.num_layers, 2, rows.num_blocks), bool)
-        self._speculated = np.zeros_like(self._covered)
+        # A state is a set of blocks that has been planned; layers point at theirs.
+        self._covered = [np.zeros((2, rows.num_blocks), bool)]
+        self._state = [0] * rows.geometry.num_layers
+        self._memo: dict[tuple[int, object], tuple[Step, int]] = {}
+        self._speculated: dict[int, np.ndarray] = {}
         self._requested = dict.fromkeys(("view", "keys", "rest", "speculate"), 0)
         self._fill_bytes = 0
+        self._wanted: list[np.ndarray] = []
 
     def select(self, needs: Needs, num_anchors: Sequence[int]) -> list[Step]:
         """Phase 1, layer by layer as the probe goes. num_anchors: rows of each distinct chunk that the probe sees."""
         anchors = self.rows.leading_rows(num_anchors)
-        steps = [self._decide("view", layer, anchors, anchors) for layer in needs.anchor_layers]
         everything, nothing = np.ones(self.rows.num_rows, bool), np.zeros(self.rows.num_rows, bool)
-        steps += [self._decide("keys", layer, everything, nothing) for layer in needs.key_layers]
+        steps = [self._decide("view", layer, "view", lambda: (anchors, anchors)) for layer in needs.anchor_layers]
+        steps += [self._decide("keys", layer, "keys", lambda: (everything, nothing)) for layer in needs.key_layers]
         return [step for step in steps if len(step.runs)]
 
     def rest(self, layer: int, wanted: np.ndarray) -> Step:
-        """Phase 2 of one layer: the rows of the wanted context tokens (bool [N], for most methods all but P)."""
-        rows = self.rows.rows_for(wanted, layer)
-        return self._decide("rest", layer, rows, rows)
+        """Phase 2 of one layer: the rows of the wanted context tokens (bool [N], for most methods all but P).
+
+        Give the same array for layers that want the same; it must not change afterwards.
+        """
+        if not any(wanted is known for known in self._wanted):
+            self._wanted.append(wanted)  # keeps its id its own
+        key = (id(wanted), layer if self.rows.has_layer_orders else 0)
+
+        def rows() -> tuple[np.ndarray, np.ndarray]:
+            return (self.rows.rows_for(wanted, layer),) * 2
+
+        return self._decide("rest", layer, key, rows)
 
     def speculate(self, share: float, unit_bytes: int) -> Iterator[Step]:
         """Reads for a link that would idle while P is unknown: layer by layer, lowest anchor ranks first.
@@ -112,24 +126,28 @@ class ReadPlan:
         if not 0 <= share <= 1:
             raise ValueError(f"share={share} of each chunk; give a value from 0 to 1")
         blocks = self._blocks(self.rows.trailing_rows(share))
+        units: dict[int, list[Step]] = {}
         for layer in range(1, self.rows.geometry.num_layers):
-            runs = runs_of(np.stack([blocks, blocks]) & ~self._covered[layer], self.rows.block_chunk)
-            for part, first, end in sorted(runs.tolist(), key=lambda run: (-run[2], run[0])):
-                size = max(1, unit_bytes // (self.rows.rows_per_block * self._row_bytes))
-                for stop in range(end, first, -size):
-                    run = np.array([[part, max(first, stop - size), stop]])
-                    if not self._covered[layer, part, run[0, 1] : stop].any():
-                        yield self._step("speculate", layer, run, self._run_bytes(run))
+            state = self._state[layer]
+            if state not in units:
+                units[state] = [self._step("speculate", layer, runs, self._run_bytes(runs))
+                                for runs in self._units(blocks, self._covered[state], unit_bytes)]  # fmt: skip
+            for unit in units[state]:
+                if self._state[layer] == state or not self._is_covered(layer, unit.runs):
+                    yield replace(unit, layer=layer)
 
     def commit(self, step: Step) -> None:
         """A speculative step runs: its blocks are not read again."""
         assert step.phase == "speculate"
-        self._cover(step)
-        for part, first, end in step.runs:
-            self._speculated[step.layer, part, first:end] = True
+        blocks = self._mask(step.runs)
+        self._state[step.layer] = self._after(self._state[step.layer], blocks)
+        self._count(step)
+        self._speculated[step.layer] = self._speculated.get(step.layer, False) | blocks
 
     def wasted_bytes(self, recomputed: np.ndarray, layer: int) -> int:
         """Speculated bytes of a layer that served nobody: no token outside `recomputed` (bool [N]) uses them."""
+        if layer not in self._speculated:
+            return 0
         used = self.rows.rows_for(~recomputed, layer)
         exists = self.rows.rows_for(np.ones_like(recomputed), layer)
         per_block = (exists & ~used).reshape(self.rows.num_blocks, -1).sum(1)
@@ -144,14 +162,39 @@ class ReadPlan:
     def _blocks(self, rows: np.ndarray) -> np.ndarray:
         return rows.reshape(self.rows.num_blocks, self.rows.rows_per_block).any(1) & (self.rows.block_rows > 0)
 
-    def _decide(self, phase: str, layer: int, k_rows: np.ndarray, v_rows: np.ndarray) -> Step:
-        closed = self._covered[layer]
-        wanted = np.stack([self._blocks(k_rows), self._blocks(v_rows)]) & ~closed
-        exact = runs_of(wanted, self.rows.block_chunk)
-        runs = coalesce(exact, self.gap, self.rows.block_chunk, closed)
-        step = self._step(phase, layer, runs, self._run_bytes(exact))
-        self._cover(step)
-        return step
+    def _units(self, blocks: np.ndarray, covered: np.ndarray, unit_bytes: int) -> Iterator[np.ndarray]:
+        """Runs of at most unit_bytes together, the end of every chunk first."""
+        runs = runs_of(np.stack([blocks, blocks]) & ~covered, self.rows.block_chunk)
+        size = max(1, unit_bytes // (self.rows.rows_per_block * self._row_bytes))
+        pieces = [
+            (part, max(first, stop - size), stop)
+            for part, first, end in sorted(runs.tolist(), key=lambda run: (-run[2], run[0]))
+            for stop in range(end, first, -size)
+        ]
+        unit: list[tuple[int, int, int]] = []
+        for piece in pieces:
+            if unit and sum(end - first for _, first, end in [*unit, piece]) > size:
+                yield np.array(sorted(unit))
+                unit = []
+            unit.append(piece)
+        if unit:
+            yield np.array(sorted(unit))
+
+    def _decide(
+        self, phase: str, layer: int, key: object, rows: Callable[[], tuple[np.ndarray, np.ndarray]]
+    ) -> Step:
+        """key: equal for equal rows (k, v: bool [num_rows]) of a phase."""
+        memo = (self._state[layer], (phase, key))
+        if memo not in self._memo:
+            closed = self._covered[self._state[layer]]
+            wanted = np.stack([self._blocks(part) for part in rows()]) & ~closed
+            exact = runs_of(wanted, self.rows.block_chunk)
+            runs = coalesce(exact, self.gap, self.rows.block_chunk, closed)
+            step = self._step(phase, layer, runs, self._run_bytes(exact))
+            self._memo[memo] = (step, self._after(self._state[layer], self._mask(runs)))
+        step, self._state[layer] = self._memo[memo]
+        self._count(step)
+        return step if step.layer == layer else replace(step, layer=layer)
 
     def _step(self, phase: str, layer: int, runs: np.ndarray, requested_bytes: int) -> Step:
         return Step(phase=phase, layer=layer, runs=runs, requested_bytes=requested_bytes,
@@ -160,12 +203,24 @@ class ReadPlan:
     def _run_bytes(self, runs: np.ndarray) -> int:
         return int((self._upto_bytes[runs[:, 2]] - self._upto_bytes[runs[:, 1]]).sum())
 
-    def _cover(self, step: Step) -> None:
+    def _mask(self, runs: np.ndarray) -> np.ndarray:
+        """bool [2, num_blocks] of runs."""
         edges = np.zeros((2, self.rows.num_blocks + 1), np.int32)
-        np.add.at(edges, (step.runs[:, 0], step.runs[:, 1]), 1)
-        np.add.at(edges, (step.runs[:, 0], step.runs[:, 2]), -1)
-        blocks = np.cumsum(edges, axis=1)[:, :-1] > 0
-        assert not (blocks & self._covered[step.layer]).any(), "a block would be read twice"
-        self._covered[step.layer] |= blocks
+        np.add.at(edges, (runs[:, 0], runs[:, 1]), 1)
+        np.add.at(edges, (runs[:, 0], runs[:, 2]), -1)
+        return np.cumsum(edges, axis=1)[:, :-1] > 0
+
+    def _is_covered(self, layer: int, runs: np.ndarray) -> bool:
+        return bool((self._covered[self._state[layer]] & self._mask(runs)).any())
+
+    def _after(self, state: int, blocks: np.ndarray) -> int:
+        """The state that follows when these blocks are planned as well."""
+        assert not (blocks & self._covered[state]).any(), "a block would be read twice"
+        if not blocks.any():
+            return state
+        self._covered.append(self._covered[state] | blocks)
+        return len(self._covered) - 1
+
+    def _count(self, step: Step) -> None:
         self._requested[step.phase] += step.requested_bytes
         self._fill_bytes += step.fill_bytes

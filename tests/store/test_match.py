@@ -51,5 +51,4 @@ def test_bad_presets_and_settings_are_refused(storage):
         matched_bandwidth(preset, 1, kv_bytes=0, prefill_s=1)
     with pytest.raises(Exception, match="h100.*qwen3_8b_h20"):
         storage("disk", "10", "storage.match=h100")
-    with pytest.raises(Exception, match="set bandwidth"):
-        storage("disk", "null", "storage.match=qwen3_8b_h20")
+    assert storage("disk", "null", "storage.match=qwen3_8b_h20").link.bandwidth_gb_per_s is None, "nothing to match"
