@@ -20,9 +20,17 @@ as in the path."""
 
 VALUES = [
     "score", "first_token_kl", "top1_agrees", "answer_kl", "answer_agreement_frac", "ttft_s", "decode_s",
-    "num_context_tokens", "num_selected", "effective_recompute_frac",
+    "num_context_tokens", "num_selected", "effective_recompute_frac", "select_s", "e2e_s", "pipeline_efficiency",
+    "bytes_requested", "bytes_before_recompute", "bytes_device", "bytes_total_kv", "bytes_wasted",
 ]  # fmt: skip
-PUBLISHED_COLUMNS = [*KEYS, "metric", "sample_id", *VALUES, "failed"]
+"""Numbers of a record, NaN where it has none. Times in seconds; select_s: what selection takes of TTFT (SELECT_STAGES);
+bytes_<name>: the field `name` of the record's `bytes`."""
+
+SELECT_STAGES = ("probe", "wait_select", "score", "select")
+PUBLISHED_COLUMNS = [*KEYS, "metric", "link", "sample_id", *VALUES, "failed"]
+ADDED = ["link", *VALUES[VALUES.index("select_s") :]]
+"""Columns that tables published before the storage link existed may lack; they then read as "" and NaN."""
+
 ENDPOINT_RHO = {"full_prefill": 1.0, "direct_reuse": 0.0}
 Source = Literal["auto", "cells", "published"]
 _LEAF = re.compile(r"rho=(?P<rho>[^,]+),bw=(?P<bandwidth>[^,]+)(?:,(?P<variant>.*))?")
@@ -52,7 +60,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """Records of an experiment. frame: one row a record, KEYS + metric + sample_id + VALUES + failed."""
+    """Records of an experiment. frame: one row a record, PUBLISHED_COLUMNS.
+
+    link: what the storage link of the cell stands for, in words, "" where there was none.
+    """
 
     frame: pd.DataFrame
     unfinished: tuple[Cell, ...]
@@ -78,7 +89,7 @@ def command_for(experiment: str, cells: tuple[Cell, ...] = ()) -> str:
         parts += [f"{group}={','.join(values)}"] if values else []
     rhos = sorted({cell.rho for cell in cells if cell.selector not in ENDPOINT_RHO})
     parts += [f"rho={','.join(rhos)}"] if rhos else []
-    bandwidths = sorted({cell.bandwidth for cell in cells} - {"none"})
+    bandwidths = sorted({cell.bandwidth.replace("none", "null") for cell in cells})
     parts += [f"bandwidth={','.join(bandwidths)}"] if bandwidths else []
     variants = {cell.variant for cell in cells}
     # a path holds long values shortened, marked with ~; those overrides are left to the reader
@@ -128,12 +139,14 @@ def load(outputs: Path, experiment: str, source: Source = "auto") -> Loaded:
 
 
 def read_published(path: Path) -> pd.DataFrame:
-    """The frame of `load` out of a published table; ValueError names the columns that it lacks."""
+    """The frame of `load` out of a published table; ValueError names the columns that it lacks, those ADDED apart."""
     text = dict.fromkeys(["experiment", "engine", "model", "dataset", "selector", "bandwidth", "variant", "metric",
-                          "sample_id"], "object")  # fmt: skip
+                          "link", "sample_id"], "object")  # fmt: skip
     frame = pd.read_csv(path, dtype=text, keep_default_na=False, na_values={"rho": "", **dict.fromkeys(VALUES, "")})
-    if lacking := [name for name in PUBLISHED_COLUMNS if name not in frame]:
-        raise ValueError(f"{path} lacks the columns {lacking}; write it with `python -m analysis publish`")
+    lacking = [name for name in PUBLISHED_COLUMNS if name not in frame]
+    if lost := [name for name in lacking if name not in ADDED]:
+        raise ValueError(f"{path} lacks the columns {lost}; write it with `python -m analysis publish`")
+    frame = frame.assign(**{name: "" if name == "link" else float("nan") for name in lacking})
     frame[VALUES] = frame[VALUES].astype(float)
     return frame.assign(failed=frame["failed"].astype(bool))
 
@@ -153,12 +166,20 @@ def publish(outputs: Path, experiment: str) -> Path:
 def _read_cell(cell: Cell, path: Path) -> pd.DataFrame:
     records = _read_records(path / "records.jsonl")
     metrics = path / "metrics.json"
-    metric = json.loads(metrics.read_text(encoding="utf-8"))["metric"] if metrics.exists() else "score"
-    rows = [{name: record.get(name) for name in ("sample_id", "prompt_sha256", *VALUES)} for record in records]
-    frame = pd.DataFrame(rows).astype(dict.fromkeys(VALUES, float))
+    summary = json.loads(metrics.read_text(encoding="utf-8")) if metrics.exists() else {}
+    frame = pd.DataFrame([_row(record) for record in records]).astype(dict.fromkeys(VALUES, float))
     names = {name: getattr(cell, name) for name in KEYS if name != "rho"}
-    return frame.assign(**names, rho=cell.rho_value, metric=str(metric),
+    return frame.assign(**names, rho=cell.rho_value, metric=str(summary.get("metric", "score")),
+                        link=(summary.get("link") or {}).get("description") or "",
                         failed=[record.get("error") is not None for record in records])  # fmt: skip
+
+
+def _row(record: dict) -> dict:
+    stages_s, num_bytes = record.get("stages_s") or {}, record.get("bytes") or {}
+    derived = {f"bytes_{name}": value for name, value in num_bytes.items()}
+    if stages_s:
+        derived["select_s"] = sum(stages_s.get(stage, 0.0) for stage in SELECT_STAGES)
+    return {name: derived.get(name, record.get(name)) for name in ("sample_id", "prompt_sha256", *VALUES)}
 
 
 def _read_records(path: Path) -> list[dict]:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
-from analysis import style
+from analysis import series, style
 from analysis.cells import KEYS, Loaded, MissingCells
 from analysis.summary import MEANS, holes, summarise
 
@@ -23,7 +23,11 @@ DODGE = 0.006
 
 @style.paper()
 def draw(loaded: Loaded, outputs: Path, name: str = "fidelity") -> list[Path]:
-    """Writes outputs/figures/<name>.{csv,pdf,png}; raises MissingCells where no cell has an answer KL."""
+    """Writes outputs/figures/<name>.{csv,pdf,png}; raises MissingCells where no cell has an answer KL.
+
+    Cells of the main bandwidth only: what a method predicts does not depend on the link.
+    """
+    loaded = series.only(loaded)
     summary = summarise(loaded.frame)
     known = summary[(summary["answer_kl_n"] > 0) & (summary["selector"] != "full_prefill")]
     if known.empty:
@@ -81,8 +85,8 @@ def _label(pair: list, model: str) -> None:
 
 
 def _note(known: pd.DataFrame, num_missing: int) -> str:
-    models = ", ".join(style.MODELS.get(model, model) for model in known["model"].unique())
-    text = (f"{models}; n = {style.span(known['answer_kl_n'])} samples a point. Teacher-forced along full prefill's "
-            "own greedy answer, mean over its tokens. Bars: 95% bootstrap interval of the mean over samples. "
-            "Full prefill lies at KL 0 and 100%; the dotted level is direct reuse (ρ = 0).")  # fmt: skip
+    text = (f"{style.models(known['model'])}; n = {style.span(known['answer_kl_n'])} samples a point. "
+            "Teacher-forced along full prefill's own greedy answer, mean over its tokens. Bars: 95% bootstrap "
+            "interval of the mean over samples. Full prefill lies at "
+            "KL 0 and 100%; the dotted level is direct reuse (ρ = 0).")  # fmt: skip
     return text + (f" INCOMPLETE: {num_missing} cells missing." if num_missing else "")

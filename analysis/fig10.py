@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from analysis import published, stats, style
+from analysis import published, series, stats, style
 from analysis.cells import KEYS, Loaded, MissingCells
 from analysis.summary import holes, summarise
 
@@ -20,40 +20,48 @@ COLUMNS = ["score", "score_low", "score_high", "n", "n_failed", "ttft_p20_s", "t
 def draw(loaded: Loaded, outputs: Path, name: str = "fig10") -> list[Path]:
     """Writes outputs/figures/<name>.{csv,pdf,png}; raises MissingCells where no cell has a TTFT.
 
-    Holes in the grid do not stop the figure: its note counts them. The CSV also has the normalised score where its
+    Cells at other bandwidths than the main one are drawn faint, without bars. Holes in the grid do not stop the figure:
+    its note counts them. The CSV also has the normalised score where its
     scale (the paper's seven methods) is complete.
     """
     summary = summarise(loaded.frame)
     timed = summary[summary["ttft_n"] > 0]
     if timed.empty:
         raise MissingCells(str(summary["experiment"].iloc[0]), why=f"{name}: no finished cell has a TTFT")
+    main = timed["bandwidth"] == series.main_bandwidth(timed["bandwidth"])
     panels = list(timed.groupby(["model", "dataset"], sort=False))
     fig, axes = style.figure(*_shape(panels))
     flat = list(axes.flat)
     overlaid = [
-        draw_panel(ax, model, dataset, rows) for ax, ((model, dataset), rows) in zip(flat, panels, strict=False)
+        draw_panel(ax, model, dataset, rows[main[rows.index]], rows[~main[rows.index]])
+        for ax, ((model, dataset), rows) in zip(flat, panels, strict=False)
     ]
     for ax in flat[len(panels) :]:
         ax.remove()
     untimed = len(summary) - len(timed)
-    style.finish(fig, timed["selector"], note(timed, untimed, len(holes(loaded)), any(overlaid)))
+    style.finish(fig, timed["selector"], note(timed[main], timed[~main], untimed, len(holes(loaded)), any(overlaid)))
     return style.save(fig, table(summary), outputs, name)
 
 
 def table(summary: pd.DataFrame) -> pd.DataFrame:
-    """What the figure shows, with the normalised score beside the raw one (empty while its scale is incomplete)."""
-    try:
-        normalised = stats.normalised_score(summary)
-    except MissingCells:
-        normalised = float("nan")
-    return summary[[*KEYS, "metric", *COLUMNS]].assign(score_normalised=normalised)
+    """What the figure shows, with the normalised score beside the raw one (empty at a bandwidth whose scale is
+    incomplete)."""
+    shown = summary[[*KEYS, "link", "metric", *COLUMNS]].assign(score_normalised=float("nan"))
+    for _, rows in summary.groupby("bandwidth"):
+        try:
+            shown.loc[rows.index, "score_normalised"] = stats.normalised_score(rows)
+        except MissingCells:
+            continue
+    return shown
 
 
-def draw_panel(ax: Axes, model: str, dataset: str, rows: pd.DataFrame) -> bool:
-    """One panel; -> whether published points were drawn into it."""
-    for selector in style.in_order(rows["selector"]):
-        for _, line in rows[rows["selector"] == selector].groupby(["engine", "bandwidth", "variant"]):
-            draw_method(ax, selector, line.sort_values("rho"))
+def draw_panel(ax: Axes, model: str, dataset: str, rows: pd.DataFrame, others: pd.DataFrame | None = None) -> bool:
+    """One panel, `others` being drawn faint below `rows`; -> whether published points were drawn into it."""
+    for part, draw_line in ((others, draw_faint), (rows, draw_method)):
+        for selector in style.in_order(part["selector"]) if part is not None else ():
+            for _, line in part[part["selector"] == selector].groupby(["engine", "bandwidth", "variant"]):
+                draw_line(ax, selector, line.sort_values("rho"))
+    rows = rows if len(rows) else others
     quoted = published.for_panel(model, dataset)
     for selector, line in quoted.groupby("selector"):
         look = style.method(selector)
@@ -84,11 +92,21 @@ def draw_method(ax: Axes, selector: str, line: pd.DataFrame) -> None:
     )  # fmt: skip
 
 
-def note(rows: pd.DataFrame, num_untimed: int, num_missing: int, has_published: bool) -> str:
-    models = ", ".join(style.MODELS.get(model, model) for model in sorted(rows["model"].unique()))
-    text = (f"{models}; n = {style.span(rows['n'])} samples a point (TTFT: {style.span(rows['ttft_n'])}). Bars: 95% "
-            "bootstrap interval of the mean score; 20th to 80th percentile around the median TTFT. "
-            f"Along a line, left to right: {style.rhos(rows['rho'])}. Dashed: score of full prefill.")  # fmt: skip
+def draw_faint(ax: Axes, selector: str, line: pd.DataFrame) -> None:
+    """One method at another bandwidth than the figure's: medians and means alone, in the background."""
+    look = style.method(selector)
+    ax.plot(line["ttft_s"], line["score"], color=look.color, marker=look.marker, linestyle=look.line, linewidth=0.9,
+            markersize=7 if look.marker == "*" else 3.5, alpha=0.3, zorder=1.5)  # fmt: skip
+
+
+def note(rows: pd.DataFrame, others: pd.DataFrame, num_untimed: int, num_missing: int, has_published: bool) -> str:
+    text = (f"{style.models(rows['model'])}; n = {style.span(rows['n'])} samples a point (TTFT: "
+            f"{style.span(rows['ttft_n'])}). Bars: 95% bootstrap interval of the mean score; 20th to 80th percentile "
+            f"around the median TTFT. Along a line, left to right: {style.rhos(rows['rho'])}. Dashed: score of "
+            f"full prefill. {series.words(rows)}")  # fmt: skip
+    if len(others):
+        words = series.words(others)
+        text += f" Faint: {words[0].lower()}{words[1:]}"
     if failed := int(rows["n_failed"].sum()):
         text += f" {failed} failed samples count as 0."
     if has_published:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis import published, stats, style
+from analysis import published, series, stats, style
 from analysis.cells import KEYS, Loaded, MissingCells
 from analysis.fig10 import draw_method
 from analysis.summary import arms, holes, summarise
@@ -36,8 +36,10 @@ def suite_of(dataset: str) -> str | None:
 def draw(loaded: Loaded, outputs: Path, name: str = "fig11") -> list[Path]:
     """Writes outputs/figures/<name>.{csv,pdf,png}.
 
-    Raises MissingCells while a cell of the grid is missing: an average over other tasks is no comparison.
+    Of the main bandwidth only. Raises MissingCells while a cell of its grid is missing: an average over other tasks is
+    no comparison.
     """
+    loaded = series.only(loaded)
     frame = loaded.frame.assign(suite=loaded.frame["dataset"].map(suite_of)).dropna(subset="suite")
     experiment = str(loaded.frame["experiment"].iloc[0])
     if missing := tuple(cell for cell in holes(loaded) if suite_of(cell.dataset)):
@@ -53,7 +55,7 @@ def draw(loaded: Loaded, outputs: Path, name: str = "fig11") -> list[Path]:
         points += [measured.assign(suite=suite, source="measured"), _published_rows(suite)]
         notes.append(f"{SUITES[suite]}: {note}")
     shown = pd.concat(points, ignore_index=True)
-    style.finish(fig, shown["selector"], "\n".join(notes) + "\n" + _note(shown))
+    style.finish(fig, shown["selector"], "\n".join(notes) + f"\n{_note(shown)} {series.words(frame)}")
     return style.save(
         fig, shown[["source", "suite", *(c for c in shown if c not in ("source", "suite"))]], outputs, name
     )
@@ -112,9 +114,9 @@ def _normalised(frame: pd.DataFrame, bounds: dict[tuple, tuple[float, float]]) -
 def _describe(cells: pd.DataFrame, points: pd.DataFrame, methods: Sequence[str], bounds: dict) -> str:
     flat = [f"{key[3]}/{key[2]}" for key, (low, high) in bounds.items() if low == high]
     names = ", ".join(style.dataset_label(name) for name in sorted(cells["dataset"].unique()))
-    models = ", ".join(style.MODELS.get(name, name) for name in sorted(cells["model"].unique()))
     timed = style.span(cells["ttft_n"])
-    text = f"mean over {names}; {models}; n = {style.span(cells['n'])} samples a task (TTFT: {timed})."
+    text = (f"mean over {names}; {style.models(cells['model'])}; n = {style.span(cells['n'])} samples a task "
+            f"(TTFT: {timed}).")  # fmt: skip
     if len(methods) < len(stats.PAPER_METHODS):
         absent = [style.method(name).label for name in stats.PAPER_METHODS if name not in methods]
         text += (f" Normalised by the {len(methods)} of the paper's {len(stats.PAPER_METHODS)} methods measured here "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import matplotlib
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -49,6 +50,32 @@ METHODS = {
     "oracle": Style(label="KV-deviation oracle", color="#5e4fa2", marker="d", line="--", order=10),
     "qcfuse": Style(label="QCFuse", color="#d62728", marker="o", order=11),
 }
+@dataclass(frozen=True, kw_only=True)
+class SpanStyle:
+    """How a stage of the compute thread, or what the link reads, looks in a timeline."""
+
+    label: str
+    color: str
+    hatch: str = ""
+
+
+_WAIT = SpanStyle(label="Wait for the link", color="#d9d9d9", hatch="/////")
+_START = SpanStyle(label="Engine, read plans", color="#8c8c8c")
+_SELECT = SpanStyle(label="Score, select", color="#d62728")
+_END = SpanStyle(label="Suffix, first token", color="#1a1a1a")
+SPANS = {
+    "queue": _START, "engine": _START, "wait_prefix": _WAIT, "wait_select": _WAIT, "wait_layer": _WAIT,
+    "probe": SpanStyle(label="Query forward", color="#e69f00"), "score": _SELECT, "select": _SELECT,
+    "place": SpanStyle(label="Place", color="#9ecae1"), "recompute": SpanStyle(label="Recompute", color="#0072b2"),
+    "suffix": _END, "first_token": _END,
+    "prefix": SpanStyle(label="Load: prefix", color="#bdb5d5"),
+    "view": SpanStyle(label="Load: anchors", color="#f4c17a"),
+    "keys": SpanStyle(label="Load: critical layers' keys", color="#c678b0"),
+    "rest": SpanStyle(label="Load: rest of context", color="#009e73"),
+    "speculate": SpanStyle(label="Load: speculative", color="#b8d8a8"),
+}  # fmt: skip
+"""Span kind (qcfuse.types.STAGES, and what the link reads) -> its look; several kinds share one."""
+
 MODELS = {
     "smollm2_135m": "SmolLM2-135M", "qwen3_8b": "Qwen3-8B", "qwen3_14b": "Qwen3-14B", "qwen3_32b": "Qwen3-32B",
     "llama31_8b": "Llama-3.1-8B", "mistral_v03_7b": "Mistral-v0.3-7B", "mistral_7b": "Mistral-7B", "yi_34b": "Yi-34B",
@@ -60,6 +87,11 @@ METRICS = {"string_match_all": "String match", "qa_f1": "F1", "rouge_l": "Rouge-
 def method(selector: str) -> Style:
     """The style of a selector; one that is not listed is drawn in a neutral colour under its own name."""
     return METHODS.get(selector, Style(label=selector, color="#8a5a44", marker="<"))
+
+
+def span_style(kind: str) -> SpanStyle:
+    """The look of a span; a kind that is not listed is drawn in a neutral colour under its own name."""
+    return SPANS.get(kind, SpanStyle(label=kind, color="#8a5a44"))
 
 
 def in_order(selectors: Iterable[str]) -> list[str]:
@@ -76,6 +108,11 @@ def dataset_label(dataset: str) -> str:
     """`ruler_mq` -> `RULER multi-query`."""
     label = " ".join(DATASETS.get(word, word) for word in dataset.split("_"))
     return label[:1].upper() + label[1:]
+
+
+def models(names: Iterable[str]) -> str:
+    """`Qwen3-8B, SmolLM2-135M`."""
+    return ", ".join(MODELS.get(name, name) for name in sorted(set(names)))
 
 
 def span(counts: Iterable[int]) -> str:
@@ -108,10 +145,11 @@ def latency_axis(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
 
 
-def finish(fig: Figure, selectors: Iterable[str], note: str, extra: Iterable[Line2D] = ()) -> None:
+def finish(fig: Figure, selectors: Iterable[str], note: str, extra: Iterable[Artist] = ()) -> None:
     """Legend above the panels, in the order of style, and the note below them, wrapped to the width of the figure."""
     handles = [legend_entry(method(name)) for name in in_order(selectors)] + list(extra)
-    per_row = max(3, int(fig.get_figwidth() / 0.98))
+    inches = sum(0.42 + 0.066 * len(handle.get_label()) for handle in handles) / len(handles)
+    per_row = max(3, int(fig.get_figwidth() / inches))
     num_rows = -(-len(handles) // per_row)
     num_cols = -(-len(handles) // num_rows)
     # matplotlib fills a legend by columns; the reader goes by rows

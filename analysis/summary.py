@@ -14,6 +14,7 @@ MEANS = {"score": "score", "answer_kl": "answer_kl", "answer_agreement": "answer
          "first_token_kl": "first_token_kl", "top1_agreement": "top1_agrees"}  # fmt: skip
 """Column of the summary -> column of the records; each brings <name>_low, <name>_high and <name>_n along."""
 
+MEDIANS = ("decode_s", "select_s", "pipeline_efficiency", "effective_recompute_frac")
 Pair = tuple[pd.DataFrame, pd.DataFrame]
 
 
@@ -23,8 +24,9 @@ def summarise(frame: pd.DataFrame, over: Sequence[str] = ()) -> pd.DataFrame:
 
     Columns: KEYS, metric, n, n_failed, MEANS (with _low, _high, _n), diff_full (paired score difference to full
     prefill), p_full (sign-flip), p_full_holm (Holm over all rows), ttft_p20_s, ttft_s (median), ttft_p80_s, ttft_n,
-    decode_s (median), speedup (TTFT of full prefill over this cell's, on their common samples),
-    effective_recompute_frac. A failed sample counts with score 0 and has no TTFT. NaN where nothing was measured.
+    speedup (TTFT of full prefill over this cell's, on their common samples), the medians MEDIANS and prefill_s (TTFT
+    without selection), select_share (select_s over ttft_s), link (of the first cell averaged). A failed sample counts
+    with score 0 and has no TTFT. NaN where nothing was measured.
     """
     panels = dict(list(frame.groupby(stats.PANEL)))
     points: dict[tuple, list[Pair]] = {}
@@ -47,7 +49,7 @@ def _describe(pairs: list[Pair]) -> dict:
     """pairs: per averaged panel, the records of one point and those of full prefill."""
     all_records = [records for records, _ in pairs]
     first = all_records[0].iloc[0]
-    row = {name: first[name] for name in (*KEYS, "metric")}
+    row = {name: first[name] for name in (*KEYS, "metric", "link")}
     row |= {"n": sum(map(len, all_records)), "n_failed": int(sum(records["failed"].sum() for records in all_records))}
     for name, column in MEANS.items():
         row |= _flat(name, stats.bootstrap_average([records[column].to_numpy(float) for records in all_records]))
@@ -61,9 +63,10 @@ def _times(all_records: list[pd.DataFrame]) -> dict:
     quantiles = np.mean([np.quantile(v, [0.2, 0.5, 0.8]) for v in ttft_s], axis=0) if timed else [np.nan] * 3
     row = dict(zip(("ttft_p20_s", "ttft_s", "ttft_p80_s"), quantiles, strict=True))
     row["ttft_n"] = sum(map(len, ttft_s)) if timed else 0
-    for name, column in {"decode_s": "decode_s", "effective_recompute_frac": "effective_recompute_frac"}.items():
-        row[name] = np.mean([records[column].median() for records in all_records])
-    return row
+    for name in MEDIANS:
+        row[name] = np.mean([records[name].median() for records in all_records])
+    row["prefill_s"] = np.mean([(records["ttft_s"] - records["select_s"]).median() for records in all_records])
+    return row | {"select_share": row["select_s"] / row["ttft_s"]}
 
 
 def _against_full(pairs: list[Pair]) -> dict:

@@ -7,29 +7,33 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from analysis import style
+from analysis import series, style
 from analysis.cells import Loaded
 from analysis.summary import summarise
 
 Column = Callable[[pd.Series], str]
 
 
-def markdown(loaded: Loaded, by_dataset: bool = False) -> str:
-    """One row per selector and rho, averaged over datasets (samples drawn within each), or one table a dataset."""
-    frame = loaded.frame
+def markdown(loaded: Loaded, by_dataset: bool = False, bandwidth: str | None = None) -> str:
+    """One row per selector and rho, averaged over datasets (samples drawn within each), or one table a dataset.
+
+    bandwidth: as in analysis.series.only, which raises ValueError where it was not measured.
+    """
+    frame = series.only(loaded, bandwidth).frame
+    link = series.words(frame)
     if by_dataset:
         parts = [
             f"**{style.dataset_label(dataset)}**\n\n{_table(summarise(rows))}"
             for dataset, rows in frame.groupby("dataset")
         ]
-        return "\n\n".join(parts)
+        return "\n\n".join([link, *parts])
     datasets = ", ".join(sorted(frame["dataset"].unique()))
-    return f"Mean over {datasets}.\n\n{_table(summarise(frame, over=('dataset',)))}"
+    return f"Mean over {datasets}. {link}\n\n{_table(summarise(frame, over=('dataset',)))}"
 
 
 def short(loaded: Loaded) -> str:
     """What the demo prints: quality, fidelity and TTFT per method, plain text with aligned columns."""
-    summary = summarise(loaded.frame, over=("dataset",))
+    summary = summarise(series.only(loaded).frame, over=("dataset",))
     columns = {
         name: COLUMNS[name] for name in ("method", "ρ", "n", "score", "answer KL", "top-1", "TTFT (s)", "speed-up")
     }

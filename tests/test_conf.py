@@ -23,6 +23,11 @@ CELLS = {
     ("demo", "embedded"): 5 * 3 + 2,
     ("fig13", "embedded"): 3 * 8,
     ("fig13", "paper"): 4 * 3 * 8,
+    ("fig01", "embedded"): 6,
+    ("fig01", "paper"): 4 * 6,
+    ("fig09", "embedded"): 1,
+    ("cb17", "embedded"): 4 * 4,
+    ("cb17", "paper"): 4 * 4 * 4,
 }
 
 

@@ -27,7 +27,10 @@ PR_SET_TIMERSLACK = 29
 
 
 class Transfer:
-    """The reads of one step (ops: see device_reads). After `wait`: start_s, end_s on time.monotonic's clock, device_bytes, failed chunks."""
+    """The reads of one step (ops: see device_reads).
+
+    After `wait`: start_s, end_s on time.monotonic's clock, device_bytes, failed chunks.
+    """
 
     def __init__(self, step: Step, buffer: LayerBuffer, sources: Sequence[Source], ops: np.ndarray,
                  verify: Callable[[], dict[int, ChunkError]]) -> None:  # fmt: skip

@@ -17,7 +17,8 @@ FULL_TTFT_S = 7.5
 def write_cell(
     outputs: Path, selector: str, rho: float | str, records: list[dict], *, experiment: str = "fig10",
     dataset: str = "ruler_single", model: str = "smollm2_135m", engine: str = "hf", bandwidth: str = "none",
-    variant: str = "", done: bool = True, metric: str = "string_match_all",
+    variant: str = "", done: bool = True, metric: str = "string_match_all", link: str | None = None,
+    trace: dict | None = None,
 ) -> Path:  # fmt: skip
     leaf = f"rho={rho},bw={bandwidth}" + (f",{variant}" if variant else "")
     path = outputs / experiment / engine / model / dataset / selector / leaf
@@ -25,7 +26,10 @@ def write_cell(
     (path / "config.yaml").write_text(f"rho: {rho}\n")
     (path / "env.json").write_text("{}")
     (path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (path / "metrics.json").write_text(json.dumps({"n": len(records), "metric": metric}))
+    metrics = {"n": len(records), "metric": metric, "link": {"description": link}}
+    (path / "metrics.json").write_text(json.dumps(metrics))
+    if trace is not None:
+        (path / "trace.json").write_text(json.dumps(trace))
     if done:
         (path / "DONE").write_text("0" * 64)
     return path
@@ -39,6 +43,30 @@ def record(sample: int, score: float, ttft_s: float | None = 1.0, **values: obje
             "effective_recompute_frac": None, "ttft_s": ttft_s, "decode_s": 0.5, "stages_s": {}, "bytes": {},
             "error": None}  # fmt: skip
     return line | values
+
+
+def stages(**seconds: float) -> dict:
+    """stages_s of a record: every stage of which nothing is said takes 0."""
+    names = ("queue", "engine", "wait_prefix", "probe", "wait_select", "score", "select", "wait_layer", "recompute",
+             "place", "suffix", "first_token")  # fmt: skip
+    return dict.fromkeys(names, 0.0) | seconds
+
+
+def matched(nominal: str) -> str:
+    """A link's description as runs write it."""
+    return (f"{nominal} GB/s compute-matched to Qwen3-8B on H20 ({0.027 * float(nominal):.4g} GB/s here, reading error "
+            "6%)")  # fmt: skip
+
+
+def chrome_trace(spans: list[tuple]) -> dict:
+    """spans: (lane, kind, layer, start ms, end ms, bytes), as qcfuse.fusion.timeline writes them."""
+    lanes = list(dict.fromkeys(span[0] for span in spans))
+    names = [{"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": lane}}
+             for i, lane in enumerate(lanes)]  # fmt: skip
+    events = [{"ph": "X", "pid": 0, "tid": lanes.index(lane), "cat": lane, "name": f"{kind} {layer}", "ts": start * 1e3,
+               "dur": (end - start) * 1e3, "args": {"kind": kind, "layer": layer, "bytes": num_bytes}}
+              for lane, kind, layer, start, end, num_bytes in spans]  # fmt: skip
+    return {"traceEvents": names + events, "displayTimeUnit": "ms", "metadata": {"ttft_s": 1.0}}
 
 
 def plausible(outputs: Path, *, num_samples: int = 30, num_timed: int = 10, experiment: str = "fig10",

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis import cells
+from tests.analysis import build
 from tests.analysis.build import record, write_cell
 
 
@@ -61,6 +62,37 @@ def test_published_table_gives_back_what_the_cells_held(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(again.frame[columns], from_cells[columns], rtol=5e-5, check_dtype=False)
     assert again.frame["failed"].to_list() == [False, True]
     assert ",0.33333," in path.read_text() and "1.2346" in path.read_text()
+
+
+def test_stages_bytes_and_link_arrive_and_survive_publishing(tmp_path: Path) -> None:
+    timed = record(0, 1.0, 2.0, e2e_s=2.5, pipeline_efficiency=0.75,
+                   stages_s=build.stages(probe=0.25, wait_select=0.5, score=0.125, select=0.0625, recompute=1.0),
+                   bytes={"total_kv": 800, "prefix": 7, "before_recompute": 100, "requested": 500, "device": None,
+                          "wasted": 3})  # fmt: skip
+    write_cell(tmp_path, "qcfuse", "0.5", [timed, record(1, 1.0, None)], bandwidth="10", link=build.matched("10"))
+    cells.publish(tmp_path, "fig10")
+    for source in ("cells", "published"):
+        first, second = cells.load(tmp_path, "fig10", source).frame.to_dict("records")
+        assert (first["select_s"], first["e2e_s"], first["pipeline_efficiency"]) == (0.9375, 2.5, 0.75)
+        found = [first[f"bytes_{name}"] for name in ("total_kv", "before_recompute", "requested", "wasted")]
+        assert found == [800, 100, 500, 3] and np.isnan(first["bytes_device"])
+        assert np.isnan(second["select_s"]) and np.isnan(second["bytes_requested"])
+        assert second["link"] == "10 GB/s compute-matched to Qwen3-8B on H20 (0.27 GB/s here, reading error 6%)"
+
+
+def test_a_table_published_before_the_link_existed_is_read(tmp_path: Path) -> None:
+    write_cell(tmp_path, "epic", "0.1", [record(0, 1.0, stages_s=build.stages(probe=1.0))])
+    path = cells.publish(tmp_path, "fig10")
+    pd.read_csv(path).drop(columns=cells.ADDED).to_csv(path, index=False)
+    frame = cells.load(tmp_path, "fig10", "published").frame
+    assert frame["link"].to_list() == [""] and frame[cells.ADDED[1:]].isna().all(axis=None)
+    assert list(frame.loc[0, ["score", "ttft_s"]]) == [1.0, 1.0]
+
+
+def test_the_tracked_tables_can_be_read() -> None:
+    tracked = Path(cells.__file__).parents[1] / "outputs" / "published"
+    frame = cells.load(tracked.parent, "fig10", "published").frame
+    assert frame["ttft_s"].notna().any() and set(frame["bandwidth"]) >= {"none"}
 
 
 def test_cells_come_before_the_published_table(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def test_fig11_refuses_an_average_over_fewer_tasks_and_names_cell_and_command(tm
         fig11.draw(load(tmp_path, "fig10"), tmp_path)
     assert "missing  hf/smollm2_135m/ruler_vt/epic/rho=0.5,bw=none" in str(refused.value)
     assert (
-        "python run.py experiment=fig10 engine=hf model=smollm2_135m dataset=ruler_vt selector=epic rho=0.5 -m"
+        "python run.py experiment=fig10 engine=hf model=smollm2_135m dataset=ruler_vt selector=epic rho=0.5 "
+        "bandwidth=null -m"
         in str(refused.value)
     )
 

@@ -29,8 +29,8 @@ def test_a_named_figure_that_cannot_be_drawn_fails(tmp_path: Path, capsys: pytes
 
 
 def test_a_mistyped_figure_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["figures", "fig01", "--outputs", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "no figure is called 'fig01'; did you mean fig11?\n"
+    assert main(["figures", "fig14", "--outputs", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "no figure is called 'fig14'; did you mean fig13?\n"
 
 
 def test_demo_draws_and_prints_quality_fidelity_and_ttft(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

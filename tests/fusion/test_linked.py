@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -228,3 +229,17 @@ def test_the_link_keeps_its_speed_and_the_bound_is_below_ttft(rig, tmp_path):
     bound_s = schedule_bound_s(linked.timeline.program, bytes_per_s=1e6)
     assert 0.5 * linked.ttft_s < bound_s <= 1.01 * linked.ttft_s
     assert linked.timeline.stages_s()["wait_layer"] > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_bytes_in_any_file_never_become_kv(tiny, tmp_path, seed):
+    """A fuzz of the loader: files of the right length and of others, random from a random place on."""
+    rig = Rig(tiny, make_request(chunks=(20, 25, 30)))
+    linked = LinkedRig(rig, tmp_path)
+    expected = rig.fuse(selector("qcfuse"), 0.3)
+    rng = random.Random(seed)
+    for path in linked.config.root_path.glob("*/*/*/*.safetensors"):
+        data = path.read_bytes()
+        start = rng.randrange(len(data))
+        path.write_bytes(data[:start] + rng.randbytes(rng.choice([len(data) - start, rng.randrange(9000)])))
+    assert_same(linked.fuse(selector("qcfuse"), 0.3), expected)
