@@ -20,6 +20,8 @@ from qcfuse.store.sources import Source
 from qcfuse.types import ChunkCache
 
 ROW_BYTES = 2048
+TENSOR_BYTES = 8 << 20
+"""K or V of a layer: the buffer of a layer is written again and again, as the pipeline's buffers are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +64,14 @@ def _summary(arm: LinkArm, found: list[float], warn_below: float) -> dict:
 
 @contextmanager
 def _sources(config: StoreConfig, root: str, file_bytes: int) -> Iterator[dict[str, tuple[Source, ContextRows]]]:
-    """The same chunk, two tensors of file_bytes / 2, once in a file and once in memory."""
-    geometry = KVGeometry(num_layers=2, num_kv_heads=1, head_dim=ROW_BYTES // 2, dtype="bfloat16", head_groups=1)
-    num_tokens = file_bytes // 2 // ROW_BYTES
+    """The same chunk of file_bytes, once in a file and once in memory."""
+    num_tokens = min(TENSOR_BYTES, file_bytes // 2) // ROW_BYTES
+    num_stored = file_bytes // 2 // (num_tokens * ROW_BYTES)
+    geometry = KVGeometry(num_layers=1 + num_stored, num_kv_heads=1, head_dim=ROW_BYTES // 2, dtype="bfloat16",
+                          head_groups=1)  # fmt: skip
     ids = tuple(range(num_tokens))
-    kv = torch.randint(0, 2**15, (1, num_tokens, 1, ROW_BYTES // 2), dtype=torch.int16).view(torch.bfloat16)
+    shape = (num_stored, num_tokens, 1, ROW_BYTES // 2)
+    kv = torch.randint(0, 2**15, shape, dtype=torch.int16).view(torch.bfloat16)
     opened = {}
     for tier in ("disk", "ram"):
         store = replace(config, tier=tier, root=root, disk_gb=4.0, ram_gb=4.0, match=None).open(
@@ -86,21 +91,23 @@ def _sources(config: StoreConfig, root: str, file_bytes: int) -> Iterator[dict[s
 def _stream(config: StoreConfig, arm: LinkArm, opened: tuple[Source, ContextRows], seconds: float) -> float:
     source, rows = opened
     pool = BufferPool(4 * GB, pinned=False)
-    buffer = LayerBuffer(pool, rows)
-    buffer.memory.zero_()  # fresh pages cost time once, and a reused buffer has none
+    buffers = [LayerBuffer(pool, rows) for _ in range(2)]  # while one is verified, the other one is written
+    for buffer in buffers:
+        buffer.memory.zero_()  # fresh pages cost time once, and a reused buffer has none
     link = Link(replace(config.link, bandwidth_gb_per_s=arm.gb_per_s))
     per_transfer = arm.transfer_bytes // ROW_BYTES // rows.rows_per_block
     per_tensor = rows.num_blocks // per_transfer
     count = max(8, int(seconds * (arm.gb_per_s or 1.0) * GB / arm.transfer_bytes))
     steps = []
     for i in range(count):
-        part, first = i // per_tensor % 2, i % per_tensor * per_transfer
+        tensor, first = i // per_tensor, i % per_tensor * per_transfer
+        layer, part = 1 + tensor // 2 % (rows.geometry.num_layers - 1), tensor % 2
         runs = np.array([[part, first, first + per_transfer]])
-        steps.append(Step(phase="rest", layer=1, runs=runs, requested_bytes=arm.transfer_bytes, fill_bytes=0))
-    transfers = [link.prepare(step, rows, [source], buffer) for step in steps]
+        steps.append(Step(phase="rest", layer=layer, runs=runs, requested_bytes=arm.transfer_bytes, fill_bytes=0))
+    transfers = [link.prepare(step, rows, [source], buffers[step.layer % 2]) for step in steps]
     for transfer in transfers:
         link.start(transfer)
-    for transfer in transfers:
+    for transfer in reversed(transfers):  # the last one first: waking up for each would take the loaders' time
         assert not transfer.wait(), transfer.failed
     link.close()
     elapsed_s = max(t.end_s for t in transfers) - transfers[0].submitted_s

@@ -20,6 +20,8 @@ class Source(ABC):
     header: ChunkHeader
     page_bytes: int
     """Reads must start and end on multiples of this."""
+    is_verified: bool
+    """Whether every row has been checked already (an image is, when it enters memory)."""
 
     @abstractmethod
     def read(self, offset: int, target: memoryview) -> None:
@@ -31,6 +33,7 @@ class Source(ABC):
 
 class MemorySource(Source):
     page_bytes = 1
+    is_verified = True
 
     def __init__(self, stored: Stored) -> None:
         self.header = stored.header
@@ -47,6 +50,8 @@ class MemorySource(Source):
 
 class FileSource(Source):
     """Keeps its descriptor: a file that is evicted meanwhile stays readable until close."""
+
+    is_verified = False
 
     def __init__(self, path: Path, header: ChunkHeader, *, direct: bool) -> None:
         self.header = header
