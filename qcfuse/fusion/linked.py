@@ -304,6 +304,7 @@ class LinkedSource(Source):
             for transfer in self._transfers[key]:
                 if transfer.is_cancelled:
                     self._context.give(key[1], 1)
+                    self.timeline.withdrawn(self._ids[transfer])
                 else:
                     self.plan.commit(transfer.step)
             self._transfers[key] = [t for t in self._transfers[key] if not t.is_cancelled]

@@ -58,6 +58,10 @@ class Timeline:
         self._log_run(self._now())
         self.program.append(("submit", transfer, num_bytes, None))
 
+    def withdrawn(self, transfer: int) -> None:
+        """A read that was handed over has been dropped: the link never ran it."""
+        self.program.remove(next(e for e in self.program if e[:2] == ("submit", transfer)))
+
     def needed(self, transfer: int) -> None:
         """What follows uses the rows of a read."""
         self._log_run(self._now())

@@ -172,6 +172,14 @@ def test_speculation_reads_ahead_and_counts_its_waste(rig, tmp_path):
     assert linked.bytes["before_recompute"] <= linked.bytes["requested"]
 
 
+def test_dropped_speculation_takes_no_part_in_the_replay(rig, tmp_path):
+    linked = LinkedRig(rig, tmp_path, speculate=True)
+    linked.fuse(selector("qcfuse"), 0.5, gb_per_s=1e-3)
+    submitted = [event[2] for event in linked.timeline.program if event[0] == "submit"]
+    assert sum(submitted) == sum(span.num_bytes for span in linked.timeline.spans if span.thread == "link")
+    assert schedule_bound_s(linked.timeline.program, bytes_per_s=1e6) <= 1.01 * linked.ttft_s
+
+
 def flip(path, at: float) -> None:
     """Damages the file from a point on, a byte in every 256."""
     data = bytearray(path.read_bytes())
