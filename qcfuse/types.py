@@ -140,12 +140,14 @@ class Selection:
 
     selected: [|P|] int64, sorted, unique. importance: [N] float64, None where the rule scores nothing.
     anchors: [A] int64 sorted, what the probe saw. layers: the layers that were scored.
+    recomputed_frac: recomputed token-layers over (L - 1) N, None where the same tokens were recomputed at every layer.
     """
 
     selected: torch.Tensor
     importance: torch.Tensor | None = None
     anchors: torch.Tensor | None = None
     layers: tuple[int, ...] = ()
+    recomputed_frac: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from qcfuse.anchors.knorm import Knorm
 from qcfuse.anchors.kvzip import KVzip
 from qcfuse.anchors.sink import Sink
 from qcfuse.selectors.base import Selector
+from qcfuse.selectors.cacheblend import CacheBlend
 from qcfuse.selectors.endpoints import DirectReuse, FullPrefill
 from qcfuse.selectors.epic import Epic
 from qcfuse.selectors.fusionrag import FusionRAG
@@ -27,6 +28,7 @@ def selector(name: str, **changes: Any) -> Selector:
         "fusionrag": (FusionRAG, {**PROBE, "anchor_ratio": 0.0, "layers": "final"}),
         "epic": (Epic, {}),
         "random": (Random, {}),
+        "cacheblend": (CacheBlend, {"variant": "paper", "first_share": 1.3}),
         "direct_reuse": (DirectReuse, {}),
         "full_prefill": (FullPrefill, {}),
     }

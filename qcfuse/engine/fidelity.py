@@ -14,6 +14,7 @@ def quality_of(
     selection: Selection, output_ids: list[int], logits: Tensor, reference: Reference, layout: Layout
 ) -> Quality:
     """An arm's outcome. logits: [A, vocab], along the reference answer of A tokens."""
+    frac = selection.recomputed_frac
     full = reference.logits.to(logits.device)
     kl, agrees = kl_divergence(full, logits), agreement(full, logits)
     return Quality(
@@ -24,5 +25,5 @@ def quality_of(
         answer_kl=float(kl.mean()),
         answer_agreement_frac=float(agrees.float().mean()),
         selection=selection,
-        effective_recompute_frac=selection.selected.shape[0] / layout.num_context,
+        effective_recompute_frac=selection.selected.shape[0] / layout.num_context if frac is None else frac,
     )

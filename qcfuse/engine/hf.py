@@ -186,7 +186,7 @@ class HFEngine(Engine):
         timeline, source = fusion.timeline, fusion.source
         spec = fusion.spec(arm.selector)
         selection = fusion.select(arm.selector, arm.rho, arm.seed, fusion.probe(spec))
-        logits = fusion.recompute(selection.selected)
+        logits, selection = fusion.finish(arm.selector, arm.rho, selection)
         logits.argmax(-1).item()
         ttft_s = timeline.finish()
         efficiency = None
@@ -220,15 +220,20 @@ class HFEngine(Engine):
         layout, request, num_tokens = base.layout, base.layout.request, base.layout.num_tokens
         cache = KVCache.empty(self.decoder, num_tokens)
         first, branches = [], []
-        for arm, selection in zip(arms, selections, strict=True):
+        selections = list(selections)
+        for place, (arm, selection) in enumerate(zip(arms, selections, strict=True)):
             if arm.selector.fixed_rho == 1.0:
                 first.append(self._engine_prefill(request, cache))
                 branches.append(Branch.of(cache, layout.positions))
                 continue
             cache.copy_from(base.cache, layout.context_end)
-            first.append(self._fusion(request, cache, Timeline()).recompute(selection.selected))
+            fusion = self._fusion(request, cache, Timeline())
+            logits, final = fusion.finish(arm.selector, arm.rho, selection)
+            first.append(logits)
+            # Rows that were fresh at any layer are the branch's own: where P was narrowed, all that it began with.
             own = torch.cat([selection.selected + layout.num_prefix, layout.suffix_positions])
             branches.append(Branch.of(cache, own))
+            selections[place] = final
         first = torch.cat(first)
         caches = Branches(base.cache, layout.context_end, branches, request.max_new_tokens + len(reference.answer_ids))
         forced = self._forced(reference, first, caches, num_tokens)

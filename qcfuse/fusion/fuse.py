@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from qcfuse.decoder.base import Decoder
 from qcfuse.fusion.cache import KVCache
 from qcfuse.fusion.layout import Layout
+from qcfuse.fusion.narrow import Narrowing
 from qcfuse.fusion.probe import Probe, ProbeResult, ProbeSpec
 from qcfuse.fusion.recompute import recompute
 from qcfuse.fusion.source import Source
@@ -53,6 +54,22 @@ class Fusion:
             anchors=probed.anchors,
             layers=probed.layers,
         )
+
+    def finish(self, selector: Selector, rho: float, selection: Selection) -> tuple[Tensor, Selection]:
+        """Fuses the cache in place; first-token logits [1, vocab] and what was recomputed in the end: a method that
+        compares fresh and stored rows narrows the selection on its way down."""
+        rule = selector.narrowing(self.layout, rho, self.decoder.num_layers)
+        if rule is None:
+            return self.recompute(selection.selected), selection
+        narrowing = Narrowing(
+            decoder=self.decoder, layout=self.layout, source=self.source, cache=self.cache, timeline=self.timeline,
+            rule=rule,
+        )  # fmt: skip
+        rows = self.layout.positions[self.layout.num_prefix :]
+        hidden = recompute(self.decoder, self.layout, self.cache, rows, narrowing.stitch, self.timeline, narrowing)
+        self.timeline.to("first_token")
+        frac = narrowing.token_layers / ((self.decoder.num_layers - 1) * self.layout.num_context)
+        return self.decoder.logits(hidden), replace(selection, selected=narrowing.kept, recomputed_frac=frac)
 
     def recompute(self, selected: Tensor) -> Tensor:
         """Fuses the cache in place around the selected tokens and the suffix; first-token logits [1, vocab]."""

@@ -172,14 +172,17 @@ class LinkedSource(Source):
         if spec is not None and self.reading.speculate and not self._queue:
             self._speculate()
 
-    def decide(self, selected: Tensor) -> None:
-        """Queues the rest of every layer; speculation of which nothing has been read is dropped."""
-        self.timeline.to("engine")
+    def decide(self, selected: Tensor, first: int = 1, last: int | None = None) -> None:
+        """Queues the rest of these layers; speculation of which nothing has been read is dropped."""
+        with self.timeline.during("engine"):
+            self._decide(selected, first, last)
+
+    def _decide(self, selected: Tensor, first: int, last: int | None) -> None:
         self._settle_speculation()
         self._selected = np.zeros(self.layout.num_context, bool)
         self._selected[selected.cpu().numpy()] = True
         wanted = ~self._selected
-        for layer in range(1, self.num_layers):
+        for layer in range(first, self.num_layers if last is None else last + 1):
             self._queue.append(("rest", layer, lambda layer=layer: self.plan.rest(layer, wanted)))
         self._pump()
 

@@ -60,8 +60,9 @@ class Source(ABC):
     def begin(self, spec: ProbeSpec | None) -> None:  # noqa: B027
         """A request starts: what its probe needs may be read."""
 
-    def decide(self, selected: Tensor) -> None:  # noqa: B027
-        """P is known ([|P|] context indices): all other rows will be needed, layer by layer."""
+    def decide(self, selected: Tensor, first: int = 1, last: int | None = None) -> None:  # noqa: B027
+        """P is known ([|P|] context indices): all other rows will be needed, from layer `first` to `last` (None: the
+        deepest one). Methods that narrow P on their way down decide in parts."""
 
     def await_view(self, layer: int) -> None:  # noqa: B027
         """Until the rows are there that the probe attends to."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qcfuse.fusion.layout import Layout
+from qcfuse.fusion.narrow import NarrowingRule
 from qcfuse.fusion.probe import ProbeSpec
 from qcfuse.types import budget
 
@@ -33,6 +34,10 @@ class Selector(ABC):
 
         Raises ValueError where the selector asks for layers that the model does not have or no one has published.
         """
+        return None
+
+    def narrowing(self, layout: Layout, rho: float, num_layers: int) -> NarrowingRule | None:
+        """How `pick`'s tokens are narrowed layer by layer, None for methods that fix them before fusion."""
         return None
 
     @abstractmethod

@@ -59,7 +59,8 @@ class Rig:
     def fuse(self, selector, rho: float, seed: int = 0):
         fusion = self.fusion()
         selection = fusion.select(selector, rho, seed, fusion.probe(fusion.spec(selector)))
-        return fusion.recompute(selection.selected), selection, fusion.cache
+        logits, selection = fusion.finish(selector, rho, selection)
+        return logits, selection, fusion.cache
 
     def full_by_transformers(self) -> tuple[torch.Tensor, list]:
         """Logits [1, vocab] of the last token and the KV cache layers."""

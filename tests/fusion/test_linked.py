@@ -62,7 +62,7 @@ class LinkedRig:
             selection = fusion.select(the_selector, rho, 0, fusion.probe(fusion.spec(the_selector)))
             if between is not None:
                 between()
-            logits = fusion.recompute(selection.selected)
+            logits, selection = fusion.finish(the_selector, rho, selection)
             self.ttft_s = timeline.finish()
             source.add_spans()
             self.bytes, self.timeline = source.bytes(), timeline
