@@ -148,16 +148,22 @@ def latency_axis(axes: Axes, label: str) -> None:
 def finish(fig: Figure, selectors: Iterable[str], note: str, extra: Iterable[Artist] = ()) -> None:
     """Legend above the panels, in the order of style, and the note below them, wrapped to the width of the figure."""
     handles = [legend_entry(method(name)) for name in in_order(selectors)] + list(extra)
-    inches = sum(0.42 + 0.066 * len(handle.get_label()) for handle in handles) / len(handles)
-    per_row = max(3, int(fig.get_figwidth() / inches))
-    num_rows = -(-len(handles) // per_row)
-    num_cols = -(-len(handles) // num_rows)
+    num_cols = _legend_columns([0.42 + 0.066 * len(handle.get_label()) for handle in handles], fig.get_figwidth())
     # matplotlib fills a legend by columns; the reader goes by rows
     by_rows = [handles[i] for column in range(num_cols) for i in range(column, len(handles), num_cols)]
     fig.legend(handles=by_rows, loc="outside upper center", ncols=num_cols, columnspacing=1.2, handletextpad=0.4,
                handlelength=1.9)  # fmt: skip
     wrapped = "\n".join(textwrap.fill(line, int(fig.get_figwidth() * 19.5)) for line in note.splitlines())
     fig.supxlabel(wrapped, fontsize=7, color="#555555", x=0.012, ha="left", linespacing=1.35)
+
+
+def _legend_columns(widths: list[float], available: float) -> int:
+    """The most columns (at least 3) that fit when entries go by rows; widths and available in inches."""
+    for num_cols in range(len(widths), 3, -1):
+        if sum(max(widths[column::num_cols]) for column in range(num_cols)) <= available:
+            num_rows = -(-len(widths) // num_cols)
+            return -(-len(widths) // num_rows)
+    return 3
 
 
 def legend_entry(style: Style, hollow: bool = False) -> Line2D:

@@ -14,26 +14,24 @@ from qcfuse.data.base import check_fits
 from qcfuse.decoder.hf import HFDecoder
 from qcfuse.engine.base import Arm, Engine, Quality, Reference, Timing
 from qcfuse.engine.branches import Branch, Branches
+from qcfuse.engine.caches import Caches
 from qcfuse.engine.decode import extend, greedy
 from qcfuse.engine.fidelity import quality_of
 from qcfuse.engine.links import Links
-from qcfuse.engine.planned_bytes import no_bytes, planned_bytes
+from qcfuse.engine.planned_bytes import no_bytes
+from qcfuse.engine.timing import timing_of
 from qcfuse.fusion.cache import KVCache
 from qcfuse.fusion.fuse import Fusion, full_prefill
 from qcfuse.fusion.layout import Layout
-from qcfuse.fusion.linked import LinkedSource
-from qcfuse.fusion.prepare import prepare_chunk, prepare_prefix
 from qcfuse.fusion.probe import ProbeResult, ProbeSpec
-from qcfuse.fusion.schedule import schedule_bound_s
 from qcfuse.fusion.source import MemorySource, Source
 from qcfuse.fusion.timeline import Timeline
 from qcfuse.models import LoadedModel, load
 from qcfuse.models.spec import ModelSpec
 from qcfuse.selectors.base import ProbeSelector, Selector
-from qcfuse.store.config import GB, StoreConfig
+from qcfuse.store.config import StoreConfig
 from qcfuse.store.geometry import KVGeometry
-from qcfuse.store.opened import Makers
-from qcfuse.types import ChunkCache, PrefixCache, Request, Selection
+from qcfuse.types import Request, Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +85,8 @@ class HFEngine(Engine):
             head_groups=storage.head_groups,
         )
         self.store = storage.open(model_key=loaded.fingerprint, anchor_key=anchors.key, geometry=self.geometry)
-        makers = Makers(chunk=self._make_chunk, prefix=self._make_prefix)
-        self.links = Links(self.store, makers, pinned=decoder.device.type == "cuda")
-        self._opened: tuple[str, PrefixCache, list[ChunkCache]] | None = None
+        self.caches = Caches(decoder, anchors, self.store, self.encode)
+        self.links = Links(self.store, self.caches.makers, pinned=decoder.device.type == "cuda")
         self._pool: KVCache | None = None
 
     def check(self, request: Request) -> None:
@@ -110,15 +107,7 @@ class HFEngine(Engine):
 
     @torch.inference_mode()
     def prepare(self, request: Request) -> int:
-        made = 0
-        if request.num_prefix_tokens and not self.store.contains_prefix(request.prefix_ids):
-            self.store.put_prefix(request.prefix_ids, self._make_prefix(request.prefix_ids))
-            made += 1
-        for ids in dict.fromkeys(request.chunk_ids):
-            if not self.store.contains(ids):
-                self.store.put(ids, self._make_chunk(ids))
-                made += 1
-        return made
+        return self.caches.prepare(request)
 
     @torch.inference_mode()
     def reference(self, request: Request) -> Reference:
@@ -165,7 +154,7 @@ class HFEngine(Engine):
         if arm.selector.fixed_rho == 1.0:
             return self._time_full_prefill(request, cache, decode)
         if gb_per_s is None and self.store.config.uses_ram:
-            self._caches(request)
+            self.caches.in_memory(request)
             timeline = self._timeline()
             timeline.to("engine")
             fusion = self._fusion(request, cache, timeline)
@@ -183,31 +172,15 @@ class HFEngine(Engine):
         self.store.close()
 
     def _time_fusion(self, fusion: Fusion, arm: Arm, decode: bool, gb_per_s: float | None) -> Timing:
-        timeline, source = fusion.timeline, fusion.source
-        spec = fusion.spec(arm.selector)
-        selection = fusion.select(arm.selector, arm.rho, arm.seed, fusion.probe(spec))
+        selection = fusion.select(arm.selector, arm.rho, arm.seed, fusion.probe(fusion.spec(arm.selector)))
         logits, selection = fusion.finish(arm.selector, arm.rho, selection)
         logits.argmax(-1).item()
-        ttft_s = timeline.finish()
-        efficiency = None
-        if isinstance(source, LinkedSource):
-            source.add_spans()
-            read = source.bytes()
-            if gb_per_s is not None:
-                latency_s = self.store.config.link.latency_s
-                bound_s = schedule_bound_s(timeline.program, bytes_per_s=gb_per_s * GB, latency_s=latency_s)
-                efficiency = bound_s / ttft_s
-        else:
-            read = planned_bytes(self.geometry, source, spec, selection.selected.cpu().numpy())
-        return Timing(
-            ttft_s=ttft_s,
-            decode_s=self._time_decode(fusion.layout.request, logits, fusion.cache) if decode else None,
-            stages_s=timeline.stages_s(),
-            bytes=read,
-            trace=timeline.chrome_trace(ttft_s=ttft_s, gb_per_s=gb_per_s, selector=arm.selector.name, rho=arm.rho),
-            program=timeline.program,
-            pipeline_efficiency=efficiency,
-        )
+        ttft_s = fusion.timeline.finish()
+        latency_s = self.store.config.link.latency_s
+        timing = timing_of(fusion, arm, selection, ttft_s, self.geometry, gb_per_s=gb_per_s, latency_s=latency_s)
+        if not decode:
+            return timing
+        return replace(timing, decode_s=self._time_decode(fusion.layout.request, logits, fusion.cache))
 
     def _reused_cache(self, request: Request) -> KVCache:
         if self._pool is None or self._pool.num_rows < request.num_tokens:
@@ -290,32 +263,12 @@ class HFEngine(Engine):
 
     def _fusion(self, request: Request, cache: KVCache, timeline: Timeline) -> Fusion:
         layout = Layout(request, self.decoder.device)
-        return self._fused(layout, MemorySource(layout, *self._caches(request)), cache, timeline)
+        return self._fused(layout, MemorySource(layout, *self.caches.in_memory(request)), cache, timeline)
 
     def _fused(self, layout: Layout, source: Source, cache: KVCache, timeline: Timeline) -> Fusion:
         return Fusion(
             decoder=self.decoder, layout=layout, source=source, cache=cache, timeline=timeline, critical=self.critical
         )
-
-    def _caches(self, request: Request) -> tuple[PrefixCache, list[ChunkCache]]:
-        """Stored caches in memory; what is missing or damaged in the store is computed again."""
-        if self._opened is None or self._opened[0] != request.prompt_sha256:
-            self.prepare(request)
-            prefix = self.store.get_prefix(request.prefix_ids) if request.prefix_ids else None
-            if prefix is None:
-                prefix = self._make_prefix(request.prefix_ids)
-            chunks = {}
-            for ids in dict.fromkeys(request.chunk_ids):
-                chunk = self.store.get(ids)
-                chunks[ids] = chunk or self._make_chunk(ids)
-            self._opened = (request.prompt_sha256, prefix, [chunks[ids] for ids in request.chunk_ids])
-        return self._opened[1:]
-
-    def _make_chunk(self, ids: tuple[int, ...]) -> ChunkCache:
-        return prepare_chunk(self.decoder, ids, self.anchors, self.encode)
-
-    def _make_prefix(self, ids: tuple[int, ...]) -> PrefixCache:
-        return prepare_prefix(self.decoder, ids)
 
     def _timeline(self) -> Timeline:
         return Timeline(torch.cuda.synchronize if self.decoder.device.type == "cuda" else None)

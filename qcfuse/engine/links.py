@@ -59,9 +59,12 @@ class Links:
                 source.close()
 
     def report(self, gb_per_s: float | None) -> LinkReport:
+        """What a link has moved; logs a warning where the device did not reach the setting."""
         return self.link(gb_per_s).report()
 
     def close(self) -> None:
+        """Ends the threads; links that did not reach their setting say so."""
         for link in self._links.values():
+            link.report()
             link.close()
         self._links.clear()

@@ -29,8 +29,6 @@ from qcfuse.types import ChunkCache, PrefixCache
 
 SPECULATION_BYTES = 1 << 20
 """Size of a speculative step: what a decision may have to wait for behind a step that has begun."""
-LAYERS_AHEAD = 4
-"""Layers of the rest that are planned and handed to the link before it has read them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,8 +258,7 @@ class LinkedSource(Source):
         return max(first, last)
 
     def _pump(self) -> None:
-        """Submits what is queued while buffers last. The rest is planned a few layers ahead of compute only: planning
-        takes the compute thread's time, and recompute must start."""
+        """Submits what is queued while buffers last, so that the link never waits for compute."""
         if self._queue:
             with self.timeline.during("engine"):
                 while self._queue and self._submit_next():
@@ -269,8 +266,6 @@ class LinkedSource(Source):
 
     def _submit_next(self) -> bool:
         phase, layer, plan = self._queue[0]
-        if phase == "rest" and self._num_waiting("rest") >= LAYERS_AHEAD:
-            return False
         owner = self._prefix if phase == "prefix" else self._context
         buffer = owner.take(layer)
         if buffer is None:
@@ -288,10 +283,6 @@ class LinkedSource(Source):
         self._transfers.setdefault((phase, step.layer), []).append(transfer)
         self._ids[transfer] = len(self._ids)
         self.timeline.submitted(self._ids[transfer], transfer.device_bytes)
-
-    def _num_waiting(self, phase: str) -> int:
-        """Layers of a phase of which something is still being read."""
-        return sum(not all(t.is_done for t in ts) for (name, _), ts in self._transfers.items() if name == phase)
 
     def _speculate(self) -> None:
         for step in self.plan.speculate(self.reading.speculate, SPECULATION_BYTES):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,9 +80,3 @@ class OpenedRequest:
         cache = self._makers.chunk(ids)
         self._store.put(ids, cache)
         return cache
-
-
-def orders_of(opened: OpenedRequest, chunk_ids: Sequence[Ids]) -> list:
-    """Rank -> token of every chunk of a request, in its order."""
-    by_ids = dict(zip(opened.chunk_ids, (source.header.order for source in opened.chunks), strict=True))
-    return [by_ids[ids] for ids in chunk_ids]
