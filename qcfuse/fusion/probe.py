@@ -172,7 +172,8 @@ class _CompactView:
 
     def _pass_on(self, layer: int, seen: Tensor, positions: Tensor) -> None:
         fused = self.probe.cache
-        if layer in fused.placed_k:
+        # Layer 0 is computed, not brought: recompute makes all of it at once, rounded as in direct reuse.
+        if layer == 0 or layer in fused.placed_k:
             return
         fused.k[layer].index_copy_(0, positions, self.cache.k[0, : self.num_stored])
         fused.v[layer].index_copy_(0, positions, self.cache.v[0, : self.num_stored])

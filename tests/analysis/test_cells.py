@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import cells
+from analysis import cells, trace
 from tests.analysis import build
 from tests.analysis.build import record, write_cell
 
@@ -92,7 +92,11 @@ def test_a_table_published_before_the_link_existed_is_read(tmp_path: Path) -> No
 def test_the_tracked_tables_can_be_read() -> None:
     tracked = Path(cells.__file__).parents[1] / "outputs" / "published"
     frame = cells.load(tracked.parent, "fig10", "published").frame
-    assert frame["ttft_s"].notna().any() and set(frame["bandwidth"]) >= {"none"}
+    assert frame["ttft_s"].notna().any() and set(frame["bandwidth"]) == {"10"}
+    assert frame["link"].str.contains("compute-matched").all()
+    swept = cells.load(tracked.parent, "fig13", "published").frame
+    assert set(swept["bandwidth"]) == {str(speed) for speed in range(3, 11)} and swept["select_s"].notna().all()
+    assert len(trace.load(tracked.parent, "fig09", "published").spans)
 
 
 def test_cells_come_before_the_published_table(tmp_path: Path) -> None:
